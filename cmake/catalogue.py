@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Turns catalogues (JSON, one entry a kernel) into what the build needs.
+
+  catalogue.py --out DIR --generator PROGRAM --ranking RANKING.json CATALOGUE.json ...
+
+writes into DIR:
+  kernels.inc     ATTUNE_KERNEL(name) for each kernel: the registry's X-macro
+  kernels.cpp     the descriptors, with adapters around the generated functions
+  projections.inc ATTUNE_PROJECTION(name, isa, rows, panel): the matmul kernels of multi-head attention
+  ranking.inc     the planner's ranking of strategies
+  kernels.cmake   attune_halide_object(FUNCTION args...) for each generated function
+  manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
+
+An entry's `phases` maps the phase's name to the generator that makes it; the end of the generator's name says which
+adapter it gets (see runtime/halide/phases.h).
+"""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+# The whole feature chain of each ISA: Halide implies none of it. No names of processors (zen4): its own dispatch does not know them.
+X86 = "x86-64-linux-sse41"
+ISA_TARGETS = {
+    "sse41": X86,
+    "avx2": X86 + "-avx-f16c-fma-avx2",
+    "avx512": X86 + "-avx-f16c-fma-avx2-avx512-avx512_skylake",
+}
+COMMON_FEATURES = "-no_asserts-no_bounds_query-no_runtime"
+DTYPES = {"f32": ("ATTUNE_F32", "float32"), "bf16": ("ATTUNE_BF16", "bfloat16"), "f16": ("ATTUNE_F16", "float16")}
+FLAGS = {
+    "scale": "ATTUNE_SCALE", "causal": "ATTUNE_CAUSAL", "mask": "ATTUNE_MASK", "bias": "ATTUNE_BIAS", "kv_len": "ATTUNE_KV_LEN",
+    "offsets": "ATTUNE_OFFSETS", "softcap": "ATTUNE_SOFTCAP", "alibi": "ATTUNE_ALIBI", "sink": "ATTUNE_SINK",
+    "scores": "ATTUNE_SCORES", "strided_v": "ATTUNE_STRIDED_V", "deterministic": "ATTUNE_DETERMINISTIC",
+}
+TRAITS = {"own_threads": "ATTUNE_TRAIT_OWN_THREADS", "quadratic": "ATTUNE_TRAIT_QUADRATIC", "strict": "ATTUNE_TRAIT_STRICT",
+          "on_request": "ATTUNE_TRAIT_ON_REQUEST"}
+# Adapters: end of the generator's name -> (template, function type).
+ADAPTERS = {"pack_keys": "pack", "attend": "attend", "partial": "attend", "merge": "merge", "score": "score", "mask": "mask",
+            "softmax": "softmax", "matmul": "matmul", "whole": "whole"}
+# Parameters of the generators that several strategies share; the others get all of the entry's.
+SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": []}
+REQUIRED = ["schema", "name", "strategy", "backend", "device", "isa", "dtypes", "dk", "dv", "variant", "mods", "phases", "params",
+            "constraints", "why"]
+
+
+class CatalogueError(Exception):
+    pass
+
+
+def check(condition, message):
+    if not condition:
+        raise CatalogueError(message)
+
+
+def adapter_of(generator):
+    for ending, adapter in ADAPTERS.items():
+        if generator == ending or generator.endswith("_" + ending):
+            return adapter
+    raise CatalogueError(f"generator '{generator}': expected a name that ends in one of {', '.join(ADAPTERS)}")
+
+
+def size(value, where):
+    if value == "any":
+        return 0
+    check(isinstance(value, int) and value > 0, f"{where} is {value!r}: expected a positive integer or \"any\"")
+    return value
+
+
+def load(paths):
+    kernels, names = [], set()
+    for path in paths:
+        try:
+            entries = json.loads(Path(path).read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise CatalogueError(f"{path}: {error}") from error
+        check(isinstance(entries, list), f"{path}: expected a list of kernels")
+        for entry in entries:
+            where = f"{path}: kernel {entry.get('name', '?')}"
+            for key in REQUIRED:
+                check(key in entry, f"{where}: '{key}' is missing")
+            check(entry["schema"] == 1, f"{where}: schema is {entry['schema']}: expected 1")
+            check(entry["name"] not in names, f"{where}: the name is taken")
+            names.add(entry["name"])
+            check(entry["isa"] in ISA_TARGETS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(ISA_TARGETS)}")
+            for key in ("q", "kv", "o"):
+                check(entry["dtypes"].get(key) in DTYPES, f"{where}: dtypes.{key} is {entry['dtypes'].get(key)!r}: expected one of {', '.join(DTYPES)}")
+            for flag in entry["constraints"].get("flags", []):
+                check(flag in FLAGS, f"{where}: constraints.flags has '{flag}': expected some of {', '.join(FLAGS)}")
+            for trait in entry["constraints"].get("traits", []):
+                check(trait in TRAITS, f"{where}: constraints.traits has '{trait}': expected some of {', '.join(TRAITS)}")
+            entry["_where"] = where
+            kernels.append(entry)
+    return kernels
+
+
+def target_of(entry):
+    own_threads = "own_threads" in entry["constraints"].get("traits", [])
+    return ISA_TARGETS[entry["isa"]] + COMMON_FEATURES + ("" if own_threads else "-user_context")
+
+
+def functions_of(entry):
+    """[(phase, generator, function, [argument, ...])] of a kernel."""
+    result = []
+    kv = DTYPES[entry["dtypes"]["kv"]][1]
+    for phase, generator in entry["phases"].items():
+        args = [f"kv_type={kv}"] if generator != "merge" else []  # all but merge read K or V
+        if generator in SHARED_GENERATORS:
+            chosen = SHARED_GENERATORS[generator]
+            args += [f"{k}={entry['params'][k]}" for k in chosen]
+            parts = [generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{entry['params'][k]}" for k in chosen]
+            function = "attn_" + "_".join(parts)
+        else:
+            for key in ("dk", "dv"):
+                args.append(f"{key}={size(entry[key], entry['_where'] + ': ' + key)}")
+            for key, value in entry["params"].items():
+                if "." in key and not key.startswith("autoscheduler."):  # a knob of one phase only: "score.rows"
+                    only, key = key.split(".", 1)
+                    if only != phase:
+                        continue
+                if key not in ("split_keys", "autoscheduler_plugin"):  # these are not the generator's
+                    args.append(f"{key}={value}")
+            if "autoscheduler_plugin" in entry["params"]:
+                args += ["--plugin", f"@AUTOSCHEDULERS@/{entry['params']['autoscheduler_plugin']}"]
+            function = f"{entry['name']}__{phase}"
+        result.append((phase, generator, function, [generator, function, target_of(entry)] + args))
+    return result
+
+
+def load_projections(path):
+    """The matmul kernels of multi-head attention: {"rows": .., "panel": .., "isa": .., "why": ..} each."""
+    result = []
+    for entry in json.loads(Path(path).read_text()):
+        check(entry.get("isa") in ISA_TARGETS, f"{path}: isa is {entry.get('isa')!r}: expected one of {', '.join(ISA_TARGETS)}")
+        for rows in (entry["rows"], 1):
+            name = f"matmul_f32_{entry['isa']}_r{rows}c{entry['panel']}"
+            command = ["projection", name, ISA_TARGETS[entry["isa"]] + COMMON_FEATURES, f"rows={rows}", f"panel={entry['panel']}"]
+            result.append((name, entry["isa"], rows, entry["panel"], command))
+    return result
+
+
+def descriptor(entry, out):
+    name, where, p, c = entry["name"], entry["_where"], entry["params"], entry["constraints"]
+    dk, dv = size(entry["dk"], where + ": dk"), size(entry["dv"], where + ": dv")
+    meta = f"meta_{name}"
+    for key in ("q", "k"):
+        check(isinstance(p.get(key), int) and p[key] > 0, f"{where}: params.{key} is {p.get(key)!r}: expected a positive integer")
+    adapters = [adapter_of(g) for g in entry["phases"].values()]
+    keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
+    out.append(f"constexpr KernelMeta {meta}{{{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}}};")
+    phases, memory = [], []
+    for phase, generator, function, _ in functions_of(entry):
+        adapter = adapter_of(generator)
+        camel = "".join(w.capitalize() for w in adapter.split("_"))
+        phases.append(f'    {{"{phase}", {adapter}_phase<{meta}, mem_{function}, {function}>, {adapter}_phase_tasks<{meta}>}},')
+        memory.append(f"mem_{function}")
+        if function not in out.declared:
+            out.declared.add(function)
+            out.insert(0, f'extern "C" std::remove_pointer_t<{camel}Fn> {function};\nconstexpr Memory mem_{function}\n#include "{function}.scratch.inc"\n;')
+    out.append(f"constexpr Memory mem_{name} = largest({{{', '.join(memory)}}});")
+    out.append(f"constexpr attune_phase phases_{name}[] = {{\n" + "\n".join(phases) + "\n};")
+    flags = " | ".join(FLAGS[f] for f in ["scale", "deterministic", "strided_v"] + c.get("flags", []))
+    traits = " | ".join(TRAITS[t] for t in c.get("traits", [])) or "0"
+    dk_range = c.get("dk", [dk or 1, dk or 1 << 20])
+    dv_range = c.get("dv", [dv or 1, dv or 1 << 20])
+    types = ", ".join(DTYPES[entry["dtypes"][k]][0] for k in ("q", "kv", "o"))
+    quoted = json.dumps(json.dumps(p))
+    out.append(
+        f"const attune_kernel {name}{{sizeof(attune_kernel), ATTUNE_KERNEL_ABI, \"{name}\", \"{entry['strategy']}\", \"{entry['backend']}\", "
+        f"\"{entry['isa']}\", ATTUNE_CPU, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {flags}, "
+        f"{int(c.get('window', True))}, {int(c.get('gqa', True))}, {traits}, {quoted}, {json.dumps(entry['why'], ensure_ascii=False)}, "
+        f"phases_{name}, {len(phases)}, kernel_shared_bytes<{meta}>, kernel_scratch_bytes<{meta}, mem_{name}>, kernel_stack_bytes<mem_{name}>}};")
+
+
+class Lines(list):
+    def __init__(self):
+        super().__init__()
+        self.declared = set()
+
+
+def write(path, text):
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--generator", required=True)
+    parser.add_argument("--autoschedulers", default="")
+    parser.add_argument("--ranking", required=True, type=Path)
+    parser.add_argument("--projections", required=True, type=Path)
+    parser.add_argument("catalogues", nargs="+")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    kernels = load(args.catalogues)
+    lines, functions, manifest = Lines(), {}, {}
+    for entry in kernels:
+        descriptor(entry, lines)
+        phases = []
+        for phase, generator, function, command in functions_of(entry):
+            command = [a.replace("@AUTOSCHEDULERS@", args.autoschedulers) for a in command]
+            functions.setdefault(function, command)
+            check(functions[function] == command, f"{entry['_where']}: function {function} is made in two ways")
+            phases.append({"phase": phase, "generator": generator, "function": function, "command": [args.generator] + command})
+        manifest[entry["name"]] = phases
+    projections = load_projections(args.projections)
+    for name, _, _, _, command in projections:
+        functions[name] = command
+    head = ("// Made by cmake/catalogue.py from the catalogues.\n")
+    write(args.out / "kernels.inc", head + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
+    write(args.out / "kernels.cpp", head + '#include "halide/phases.h"\n\n#include <type_traits>\n\nusing namespace attune::rt::halide;\n\n'
+          + "namespace attune::rt::builtin {\n#define ATTUNE_KERNEL(name) extern const attune_kernel name;\n#include \"kernels.inc\"\n#undef ATTUNE_KERNEL\n\n"
+          + "\n".join(lines) + "\n}\n")
+    write(args.out / "projections.inc", head + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))
+    ranking = json.loads(args.ranking.read_text())
+    rules = "".join(f"    {{{r.get('rows_min', 0)}, {r.get('rows_max', 'INT64_MAX')}, {{{', '.join(json.dumps(s) for s in r['strategies'])}}}}},\n"
+                    for r in ranking["rules"])
+    write(args.out / "ranking.inc", head + rules)
+    write(args.out / "kernels.cmake", "# Made by cmake/catalogue.py from the catalogues.\n"
+          + "".join("attune_halide_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, c in functions.items()))
+    write(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CatalogueError as error:
+        sys.exit(f"catalogue: {error}")

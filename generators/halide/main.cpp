@@ -1,0 +1,214 @@
+// The generator program: runs one generator and writes what it makes.
+//
+//   attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] [--emit
+//   schedule|stmt|asm --output FILE]
+//
+// Halide's own driver knows neither how much memory a kernel takes for itself nor how to print a loop nest; both are
+// wanted in the registry.
+#include "Halide.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+using namespace Halide;
+
+namespace {
+
+[[noreturn]] void fail(const std::string &message) {
+    std::cerr << "attune-halide-gen: " << message << "\n";
+    std::exit(1);
+}
+
+// Errors of a schedule come with the generator's name and end the program: the wheel's exceptions do not unwind into
+// programs built with another standard library.
+class Reporter : public CompileTimeErrorReporter {
+  public:
+    explicit Reporter(std::string generator) : generator(std::move(generator)) {}
+    void warning(const char *message) override { std::cerr << "attune-halide-gen: " << generator << ": " << message; }
+    void error(const char *message) override { fail(generator + ": " + message); }
+
+  private:
+    std::string generator;
+};
+
+// Adds up what a lowered function allocates: on the stack (constant sizes), and through halide_malloc, where sizes may
+// grow with the number of keys and with the features of V.
+class Scratch : public Internal::IRMutator {
+  public:
+    using IRMutator::mutate;
+    using IRMutator::visit;
+    int64_t stack = 0;
+    std::vector<Expr> heap;
+
+    Internal::Stmt visit(const Internal::LetStmt *op) override {
+        lets.emplace_back(op->name, op->value);
+        Internal::Stmt s = IRMutator::visit(op);
+        lets.pop_back();
+        return s;
+    }
+
+    Internal::Stmt visit(const Internal::Allocate *op) override {
+        const int64_t size = op->constant_allocation_size() * op->type.bytes();
+        // Halide puts no more than 16 KiB of one buffer on the stack, whatever the schedule says.
+        const bool on_stack = op->memory_type != MemoryType::Heap && size <= 16 * 1024;
+        if (!op->new_expr.defined() && size > 0 && on_stack) {
+            stack += size + 64;
+        } else if (!op->new_expr.defined()) {
+            Expr bytes = cast<int64_t>(op->type.bytes());
+            for (const Expr &e : op->extents) bytes = bytes * cast<int64_t>(e);
+            for (auto let = lets.rbegin(); let != lets.rend(); ++let)
+                bytes = Internal::substitute(let->first, let->second, bytes);
+            heap.push_back(bytes);
+        }
+        return IRMutator::visit(op);
+    }
+
+  private:
+    std::vector<std::pair<std::string, Expr>> lets;
+};
+
+// The largest value of a size expression for `keys` keys and `features` features of V: every key is visible.
+int64_t bytes_at(const Expr &e, int64_t keys, int64_t features) {
+    class Known : public Internal::IRMutator {
+      public:
+        using IRMutator::mutate;
+        using IRMutator::visit;
+        int64_t keys, features;
+        Expr visit(const Internal::Variable *op) override {
+            if (op->name == "end" || op->name == "full_end" || op->name == "num_keys")
+                return Internal::make_const(op->type, keys);
+            if (op->name == "begin" || op->name == "full_begin") return Internal::make_const(op->type, 0);
+            return op;
+        }
+        Expr visit(const Internal::Call *op) override { // the extent of the output's first dimension: the features
+            const bool extent = op->name == Internal::Call::buffer_get_extent && Internal::is_const_zero(op->args[1]);
+            const auto *buffer = extent ? op->args[0].as<Internal::Variable>() : nullptr;
+            if (buffer && buffer->name == "out.buffer") return Internal::make_const(op->type, features);
+            return IRMutator::visit(op);
+        }
+    } known;
+    known.keys = keys;
+    known.features = features;
+    const Expr x = Internal::simplify(known.mutate(e));
+    if (const auto value = Internal::as_const_int(x)) return (*value + 63) / 64 * 64 + 64;
+    std::ostringstream text;
+    text << x;
+    fail("the size of an allocation depends on more than the keys and the features of V: " + text.str());
+}
+
+int run(int argc, char **argv) {
+    if (argc == 3 &&
+        std::string(argv[1]) == "--runtime") { // what all generated functions call: threads, memory, errors
+        compile_standalone_runtime(argv[2], Target("x86-64-linux-user_context"));
+        return 0;
+    }
+    if (argc < 4)
+        fail("usage: attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] "
+             "[--emit schedule|stmt|asm --output FILE]");
+    const std::string generator = argv[1], function = argv[2];
+    const Target target(argv[3]);
+    std::string object, scratch_file, emit, output;
+    std::string autoscheduler, plugin;
+    std::vector<std::pair<std::string, std::string>> params;
+    std::map<std::string, std::string> autoscheduler_params;
+    for (int i = 4; i < argc; i++) {
+        const std::string arg = argv[i];
+        auto value = [&]() -> std::string {
+            return i + 1 < argc ? argv[++i] : (fail(arg + ": a value is missing"), "");
+        };
+        if (arg == "--object")
+            object = value();
+        else if (arg == "--scratch")
+            scratch_file = value();
+        else if (arg == "--emit")
+            emit = value();
+        else if (arg == "--output")
+            output = value();
+        else if (arg == "--plugin")
+            plugin = value();
+        else if (const size_t eq = arg.find('='); eq != std::string::npos) {
+            const std::string name = arg.substr(0, eq), text = arg.substr(eq + 1);
+            if (name == "autoscheduler")
+                autoscheduler = text;
+            else if (name.rfind("autoscheduler.", 0) == 0)
+                autoscheduler_params[name.substr(14)] = text;
+            else
+                params.emplace_back(name, text);
+        } else
+            fail("unexpected argument '" + arg + "'");
+    }
+    if (!plugin.empty()) load_plugin(plugin);
+
+    AutoschedulerParams schedule_params;
+    schedule_params.name = autoscheduler;
+    schedule_params.extra = autoscheduler_params;
+    auto gen = Internal::GeneratorRegistry::create(generator, GeneratorContext(target, schedule_params));
+    if (!gen) {
+        std::string known;
+        for (const std::string &n : Internal::GeneratorRegistry::enumerate()) known += " " + n;
+        fail("no generator '" + generator + "'; known:" + known);
+    }
+    for (const auto &[name, value] : params) gen->set_generatorparam_value(name, value);
+    Pipeline pipeline = gen->build_pipeline();
+    if (!autoscheduler.empty()) pipeline.apply_autoscheduler(target, schedule_params);
+
+    std::vector<Argument> args;
+    for (const auto &info : gen->arginfos()) {
+        if (info.dir != Internal::ArgInfoDirection::Input) continue;
+        for (const Parameter &p : gen->input_parameter(info.name))
+            args.emplace_back(p.name(), p.is_buffer() ? Argument::InputBuffer : Argument::InputScalar, p.type(),
+                              p.dimensions(), p.get_argument_estimates());
+    }
+
+    if (emit == "schedule") { // Halide prints loop nests to stderr only
+        std::ostringstream text;
+        std::streambuf *err = std::cerr.rdbuf(text.rdbuf());
+        pipeline.print_loop_nest();
+        std::cerr.rdbuf(err);
+        std::ofstream(output) << text.str();
+        return 0;
+    }
+    if (emit == "stmt") {
+        pipeline.compile_to_lowered_stmt(output, args, Text, target);
+        return 0;
+    }
+    if (emit == "asm") {
+        pipeline.compile_to_assembly(output, args, function, target);
+        return 0;
+    }
+    if (!emit.empty()) fail("--emit " + emit + ": expected schedule, stmt or asm");
+
+    auto *scratch = new Scratch;
+    pipeline.add_custom_lowering_pass(scratch, [] {});
+    Module module = pipeline.compile_to_module(args, function, target, LinkageType::External);
+    if (!object.empty()) module.compile({{OutputFileType::object, object}});
+    if (!scratch_file.empty()) {
+        // Kernels with threads of their own take memory from the heap, as much as they like.
+        if (!target.has_feature(Target::UserContext)) scratch->heap.clear();
+        // heap + per_key * keys + per_feature * features; sizes are at most linear in each.
+        auto total = [&](int64_t keys, int64_t features) {
+            int64_t bytes = 0;
+            for (const Expr &e : scratch->heap) bytes += bytes_at(e, keys, features);
+            return bytes;
+        };
+        constexpr int64_t kKeys = 1 << 16, kFeatures = 1 << 12;
+        const int64_t base = total(0, 0), per_key = (total(kKeys, 0) - base + kKeys - 1) / kKeys;
+        const int64_t per_feature = (total(0, kFeatures) - base + kFeatures - 1) / kFeatures;
+        const int64_t slack = per_key ? 64 * per_key : 0; // sizes go in steps of a panel of keys
+        std::ofstream(scratch_file)
+            << "// bytes on the stack, bytes from the scratch memory, those for each key and for each feature of V\n{"
+            << scratch->stack << ", " << base + slack << ", " << per_key << ", " << per_feature << "}\n";
+    }
+    return 0;
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    static Reporter reporter(argc > 1 ? argv[1] : "");
+    set_custom_compile_time_error_reporter(&reporter);
+    return run(argc, argv);
+}

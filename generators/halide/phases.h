@@ -1,0 +1,118 @@
+// The signatures of the phases: what a Halide function for `pack`, `attend`, `merge`, … takes and gives. The adapters
+// in runtime/halide/phases.h call exactly these, so a strategy is free in everything but this list. Index order stands
+// beside each buffer, innermost first. All buffers are for one task (one head, one tile of rows) with a minimum of 0.
+#pragma once
+
+#include "stages/mask.h"
+#include "stages/types.h"
+
+namespace attune_gen {
+
+// The reading side of a tile of query rows, shared by `attend` (flash, rowstrip) and `partial` (split_kv).
+template <typename Self> class AttendPhase : public Generator<Self> {
+  public:
+    template <typename T> using Param = GeneratorParam<T>;
+    template <typename T> using In = GeneratorInput<T>;
+    template <typename T> using Out = GeneratorOutput<T>;
+
+    Param<Type> kv_type{"kv_type", Float(32)};
+    Param<int> dk{"dk", 64};       // features of Q and K; 0: a run-time size
+    Param<int> dv{"dv", 64};       // features of V and O; 0: a run-time size
+    Param<int> q{"q", 24};         // rows of the query tile
+    Param<int> k{"k", 192};        // keys of a key block
+    Param<int> panel{"panel", 32}; // keys of a packed K panel; 0: K as the caller holds it
+
+    In<Buffer<float, 2>> query{"query"};           // (d, r): scaled, zero padded to whole tiles
+    In<Buffer<>> key{"key"};                       // packed (j in panel, d, panel), or raw (d, j)
+    In<Buffer<>> value{"value"};                   // (c, j)
+    In<Buffer<int32_t, 1>> lo{"lo"}, hi{"hi"};     // (r): row r sees the keys lo <= j < hi
+    In<Buffer<uint8_t, 3>> mask{"mask"};           // (j, i, g), see RowTensors
+    In<Buffer<float, 3>> bias{"bias"};             // (j, i, g)
+    In<Buffer<uint8_t, 2>> mask_tail{"mask_tail"}; // (j in panel, r)
+    In<Buffer<float, 2>> bias_tail{"bias_tail"};   // (j in panel, r)
+    In<bool> use_mask{"use_mask"}, use_bias{"use_bias"};
+    In<int32_t> first_row{"first_row"}, rows_per_head{"rows_per_head"}, num_rows{"num_rows"}, num_keys{"num_keys"};
+    In<int32_t> begin{"begin"}, end{"end"};                     // keys that some row sees lie in [begin, end)
+    In<int32_t> full_begin{"full_begin"}, full_end{"full_end"}; // keys in [full_begin, full_end) are seen by every row
+    In<float> unit{"unit"}; // scores are in units of log2: 1; in natural units: log2 e
+    // With dv given: out (c, r), divided by the sum, 0 where no key is visible; row_max, row_sum (r). With dv at run
+    // time: all of them (c, r), out not divided yet, so that they can be the state of a merge whose size the generated
+    // code does not know.
+    Out<Buffer<>> out{"out"}, row_max{"row_max"}, row_sum{"row_sum"};
+
+    void configure() {
+        key.set_type(kv_type);
+        key.set_dimensions(panel ? 3 : 2);
+        value.set_type(kv_type);
+        value.set_dimensions(2);
+        for (auto *b : {&out, &row_max, &row_sum})
+            b->set_type(Float(32)), b->set_dimensions(b == &out || dv == 0 ? 2 : 1);
+    }
+
+  protected:
+    // Features of Q and K, and of V and O, as the schedule may rely on them.
+    Expr dk_extent() { return dk ? Expr(int(dk)) : Expr(query.dim(0).extent()); }
+    Expr dv_extent() { return dv ? Expr(int(dv)) : Expr(out.dim(0).extent()); }
+
+    int lanes() const { return this->natural_vector_size(Float(32)); }
+
+    RowTensors row_tensors() {
+        RowTensors t;
+        t.lo = lo;
+        t.hi = hi;
+        t.mask = mask;
+        t.bias = bias;
+        t.mask_tail = mask_tail;
+        t.bias_tail = bias_tail;
+        t.use_mask = use_mask;
+        t.use_bias = use_bias;
+        t.panel = panel ? int(panel) : int(k);
+        t.first_row = first_row;
+        t.rows_per_head = rows_per_head;
+        t.num_rows = num_rows;
+        t.num_keys = num_keys;
+        return t;
+    }
+
+    // What the runtime promises of the buffers. Violations are undefined behaviour: the adapter asserts each in its own
+    // code.
+    void promise_layout() {
+        const int d = dk, c = dv, rows = q;
+        query.dim(0).set_min(0).set_stride(1);
+        query.dim(1).set_bounds(0, rows);
+        if (d) query.dim(0).set_extent(d), query.dim(1).set_stride(d);
+        if (panel) {
+            key.dim(0).set_bounds(0, panel).set_stride(1);
+            key.dim(1).set_min(0).set_stride(panel);
+            if (d) key.dim(1).set_extent(d);
+            key.dim(2).set_min(0);
+            if (d) key.dim(2).set_stride(panel * d);
+        } else {
+            key.dim(0).set_min(0).set_stride(1);
+            key.dim(1).set_min(0);
+        }
+        value.dim(0).set_min(0).set_stride(1);
+        value.dim(1).set_min(0);
+        out.dim(0).set_min(0).set_stride(1);
+        out.dim(1).set_bounds(0, rows);
+        if (c) value.dim(0).set_extent(c), out.dim(0).set_extent(c), out.dim(1).set_stride(c);
+        const Expr columns = out.dim(0).extent();
+        for (auto *b : {&lo, &hi}) b->dim(0).set_bounds(0, rows).set_stride(1);
+        for (auto *b : {&row_max, &row_sum}) {
+            if (c)
+                b->dim(0).set_bounds(0, rows).set_stride(1);
+            else
+                b->dim(0).set_bounds(0, columns).set_stride(1), b->dim(1).set_bounds(0, rows).set_stride(columns);
+        }
+        if (!c) out.dim(1).set_stride(columns);
+        if (!c && panel) value.dim(0).set_extent(columns);
+        for (int i : {0, 1}) mask_tail.dim(i).set_min(0), bias_tail.dim(i).set_min(0);
+        mask_tail.dim(0).set_stride(1);
+        bias_tail.dim(0).set_stride(1);
+        mask.dim(0).set_min(0).set_stride(1);
+        bias.dim(0).set_min(0).set_stride(1);
+        for (int i : {1, 2}) mask.dim(i).set_min(0), bias.dim(i).set_min(0);
+    }
+};
+
+} // namespace attune_gen

@@ -1,0 +1,46 @@
+// What every stage and strategy shares: names for the roles a Func's dimensions play, the exponential, and the two
+// constants that stand for "invisible".
+//
+// Dimensions: d feature of Q and K, j key, r row of the query tile, c feature of V and O, kb key block. A task is one
+// query tile: `r` runs over its rows only.
+#pragma once
+
+#include "Halide.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace attune_gen {
+
+using namespace Halide;
+
+// An invisible score, and the lowest value that a visible one may take. They differ by one ulp, so that "S !=
+// kInvisible" is the visibility predicate (contract §3.8) however low a finite bias pushes a score. Finite on purpose:
+// Halide compiles under no-infinities rules, where a select between a number and -inf may be folded to the number.
+constexpr float kInvisible = -std::numeric_limits<float>::max();
+constexpr float kLowestVisible = -3.4028232636e+38f;
+
+constexpr float kLog2e = 1.44269504088896341f;
+
+// 2^x for x <= 0. x = n + f with n = trunc(x), f in (-1, 0]; p(f) ~ 2^f by a degree-5 polynomial (relative minimax,
+// error 7.5e-8), and n is added to the exponent bits. Below -126 the result is 2^-126, the smallest normal number: no
+// denormals reach the matmul. trunc and not floor or round: these fall into half-width instructions on AVX-512 (96.5
+// against 93.5 GFLOP/s).
+inline Expr exp2_nonpositive(const Expr &x) {
+    Expr clamped = max(x, -126.0f);
+    Expr n = cast<int>(clamped);
+    Expr f = clamped - cast<float>(n);
+    Expr p = 0.00093878835f;
+    for (float coefficient : {0.00918861176f, 0.0552797226f, 0.240172189f, 0.693142253f, 0.999999925f})
+        p = p * f + coefficient;
+    return reinterpret<float>(reinterpret<int>(p) + (n << 23));
+}
+
+// A Func that is 0 and then accumulates over the reduction variable k.
+struct Accumulation {
+    Func acc;
+    RDom dom;
+};
+
+} // namespace attune_gen
