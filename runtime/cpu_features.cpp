@@ -1,0 +1,88 @@
+// Own CPUID and XGETBV reading: Halide 21's dispatcher ignores feature bits that its runtime does not know, so that a
+// kernel for Zen 4 would pass on any x86, and it never asks whether the operating system saves the wide registers.
+#include "cpu_features.h"
+
+#include "attune/attune.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <fmt/format.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace attune::rt {
+
+namespace {
+
+#if defined(__x86_64__)
+int read_rank() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return -1;
+    const bool sse41 = c >> 19 & 1, fma = c >> 12 & 1, f16c = c >> 29 & 1, avx = c >> 28 & 1, osxsave = c >> 27 & 1;
+    if (!sse41) return -1;
+    if (!osxsave || !avx) return 0;
+    unsigned lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    const bool os_ymm = (lo & 0x6) == 0x6, os_zmm = (lo & 0xe6) == 0xe6;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    const bool avx2 = b >> 5 & 1;
+    if (!os_ymm || !avx2 || !fma || !f16c) return 0;
+    const unsigned f = 1u << 16, dq = 1u << 17, cd = 1u << 28, bw = 1u << 30, vl = 1u << 31,
+                   all = f | dq | cd | bw | vl;
+    const bool vnni = c >> 11 & 1;
+    if (!os_zmm || (b & all) != all) return 1;
+    unsigned a1 = 0, b1, c1, d1;
+    __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1);
+    const bool bf16 = a1 >> 5 & 1;
+    return bf16 && vnni ? 3 : 2;
+}
+#else
+int read_rank() {
+    return -1;
+}
+#endif
+
+int detected_rank() {
+    static const int rank = read_rank();
+    return rank;
+}
+
+} // namespace
+
+int isa_rank(std::string_view isa) {
+    for (int i = 0; i < int(std::size(kIsas)); i++)
+        if (kIsas[i] == isa) return i;
+    return -1;
+}
+
+std::string_view detected_isa() {
+    return detected_rank() < 0 ? std::string_view("none") : kIsas[detected_rank()];
+}
+
+bool cpu_has(std::string_view isa) {
+    return isa_rank(isa) >= 0 && isa_rank(isa) <= detected_rank();
+}
+
+std::string_view dispatch_isa(std::string *error) {
+    const char *forced = std::getenv("ATTUNE_ISA");
+    if (!forced || !*forced) return detected_isa();
+    std::string known;
+    for (std::string_view isa : kIsas) known += fmt::format("{}{}", known.empty() ? "" : ", ", isa);
+    if (isa_rank(forced) < 0) {
+        if (error) *error = fmt::format("ATTUNE_ISA is '{}': expected one of {}", forced, known);
+        return detected_isa();
+    }
+    if (!cpu_has(forced)) {
+        if (error) *error = fmt::format("ATTUNE_ISA is '{}': this CPU offers {} at most", forced, detected_isa());
+        return detected_isa();
+    }
+    return kIsas[isa_rank(forced)];
+}
+
+} // namespace attune::rt
+
+extern "C" const char *attune_isa(void) {
+    return attune::rt::dispatch_isa().data();
+}

@@ -1,0 +1,772 @@
+#include "phases.h"
+
+#include "buffer.h"
+
+#include "../arena.h"
+#include "../rows.h"
+#include "../strict.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+
+namespace attune::rt::halide {
+
+namespace {
+
+constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+constexpr int32_t kNonFinite = 0x7f800000; // smallest magnitude, as an integer, of an infinity or NaN in f32
+constexpr int64_t kPackChunk =
+    8; // panels that one packing task does: 64 KiB at d 64, read again from L2 by the bit test
+constexpr int32_t kMaxIndex = std::numeric_limits<int32_t>::max();
+
+constexpr int64_t kMaxLanes = 16; // run-time sizes of features are rounded up to whole vectors of any ISA
+
+int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+int64_t round_up(int64_t a, int64_t b) {
+    return ceil_div(a, b) * b;
+}
+size_t align64(size_t n) {
+    return (n + 63) & ~size_t(63);
+}
+
+// Hands out pieces of a block of memory, 64-byte aligned. With a null base it only counts.
+class Pieces {
+  public:
+    explicit Pieces(void *base) : base_(static_cast<char *>(base)) {}
+    template <typename T> T *take(int64_t count) {
+        T *p = base_ ? reinterpret_cast<T *>(base_ + used_) : nullptr;
+        used_ += align64(size_t(count) * sizeof(T));
+        return p;
+    }
+    size_t used() const { return used_; }
+
+  private:
+    char *base_;
+    size_t used_ = 0;
+};
+
+// Sizes that the kernel sees.
+struct Sizes {
+    int64_t dk, dv, panels, chunks, splits;
+    bool packs_values;
+
+    Sizes(const KernelMeta &meta, const attune_problem &p)
+        : dk(meta.dk      ? meta.dk
+             : meta.panel ? p.dk
+                          : round_up(p.dk, kMaxLanes)),
+          dv(meta.dv ? meta.dv : round_up(p.dv, kMaxLanes)), panels(meta.panel ? ceil_div(p.M, meta.panel) : 0),
+          chunks(ceil_div(panels, kPackChunk)),
+          splits(meta.split_keys ? std::max<int64_t>(1, ceil_div(p.M, meta.split_keys)) : 1),
+          packs_values(meta.panel && (dv != p.dv || p.flags & ATTUNE_STRIDED_V)) {}
+};
+
+// The shared part of the workspace: packed K with a flag for each chunk, packed V, and the parts of a split key axis.
+struct Shared {
+    float *keys, *values, *part_out, *part_max, *part_sum, *scores, *row_max, *row_sum;
+    int32_t *bits, *strict, *lo, *hi;
+    size_t bytes;
+
+    Shared(const KernelMeta &meta, const attune_problem &p, void *base) {
+        const Sizes s(meta, p);
+        Pieces pieces(base);
+        const int64_t heads = p.B * p.Hkv;
+        keys = pieces.take<float>(heads * s.panels * meta.panel * s.dk);
+        bits = pieces.take<int32_t>(heads * s.chunks);
+        values = pieces.take<float>(s.packs_values ? heads * p.M * s.dv : 0);
+        // Parts of a split key axis; kernels for a whole batch element keep its rows here.
+        const int64_t part_rows = meta.split_keys ? p.B * p.Hq * p.N * s.splits : meta.whole ? p.Hq * p.N : 0;
+        part_out = pieces.take<float>(part_rows * s.dv);
+        part_max = pieces.take<float>(part_rows);
+        part_sum = pieces.take<float>(part_rows);
+        lo = pieces.take<int32_t>(meta.whole ? p.N : 0);
+        hi = pieces.take<int32_t>(meta.whole ? p.N : 0);
+        const int64_t tiles = meta.keeps_scores ? heads * Tiling(p, meta.q).tiles_per_kv_head() : 0;
+        scores = pieces.take<float>(tiles * meta.q * s.panels * meta.panel);
+        row_max = pieces.take<float>(tiles * meta.q);
+        row_sum = pieces.take<float>(tiles * meta.q);
+        strict = pieces.take<int32_t>(tiles);
+        bytes = pieces.used();
+    }
+};
+
+// The scratch memory of a thread: the tile's own arrays, then what the generated code asks for.
+struct Scratch {
+    float *query, *out, *row_max, *row_sum, *bias_tail, *slope;
+    int32_t *lo, *hi, *position;
+    uint8_t *mask_tail;
+    size_t used;
+
+    Scratch(const KernelMeta &meta, const attune_problem &p, void *base) {
+        const Sizes s(meta, p);
+        Pieces pieces(base);
+        query = pieces.take<float>(meta.q * s.dk);
+        out = pieces.take<float>(meta.q * s.dv);
+        const int64_t row_state = meta.dv ? meta.q : meta.q * s.dv; // see AttendPhase in generators/halide/phases.h
+        row_max = pieces.take<float>(row_state);
+        row_sum = pieces.take<float>(row_state);
+        lo = pieces.take<int32_t>(meta.q);
+        hi = pieces.take<int32_t>(meta.q);
+        position = pieces.take<int32_t>(meta.q);
+        slope = pieces.take<float>(meta.q);
+        const int64_t tail = meta.q * (meta.panel ? meta.panel : meta.k);
+        bias_tail = pieces.take<float>(tail);
+        mask_tail = pieces.take<uint8_t>(tail);
+        used = pieces.used();
+    }
+};
+
+int64_t heap_bytes(const KernelMeta &meta, const Memory &memory, const attune_problem &p) {
+    return memory.heap + memory.heap_per_key * p.M + memory.heap_per_feature * Sizes(meta, p).dv;
+}
+
+// V as the kernel may read it, or not at all (then the strict code serves).
+bool readable(const attune_tensor &v, const attune_problem &p) {
+    const int64_t row = p.M > 1 ? v.stride[2] : 0;
+    return (v.stride[3] == 1 || p.dv == 1) && row >= 0 && row <= kMaxIndex && (p.M - 1) * row + p.dv <= kMaxIndex;
+}
+
+bool readable_mask(const attune_tensor &t, const attune_problem &p, int64_t group) {
+    if (t.stride[3] != 1 && p.M > 1) return false;
+    const int64_t i = p.N > 1 ? std::abs(t.stride[2]) : 0, g = group > 1 ? std::abs(t.stride[1]) : 0;
+    return i <= kMaxIndex && g <= kMaxIndex && (p.N - 1) * i + (group - 1) * g + p.M <= kMaxIndex;
+}
+
+// Copies the rows of a tile into [q][dk], times `scale`; the rest is zero. False if a NaN or an infinity is among them.
+bool gather_query(const attune_args &args, const Tile &tile, int64_t q, int64_t dk, float scale, float *out) {
+    const attune_problem &p = *args.problem;
+    const attune_tensor &t = args.tensors->q;
+    const int64_t group = p.Hq / p.Hkv, stride = t.stride[3];
+    int32_t largest = 0;
+    for (int64_t r = 0; r < tile.rows; r++) {
+        const int64_t row = tile.first + r;
+        const float *x = at<float>(t, tile.b, tile.hkv * group + row / p.N, row % p.N);
+        float *y = out + r * dk;
+        if (stride == 1) {
+            for (int64_t d = 0; d < p.dk; d++) y[d] = x[d] * scale;
+        } else {
+            for (int64_t d = 0; d < p.dk; d++) y[d] = x[d * stride] * scale;
+        }
+        for (int64_t d = 0; d < p.dk; d++) {
+            int32_t bits;
+            std::memcpy(&bits, y + d, 4);
+            largest = std::max(largest, bits & 0x7fffffff);
+        }
+        std::fill(y + p.dk, y + dk, 0.0f);
+    }
+    std::fill(out + tile.rows * dk, out + q * dk, 0.0f);
+    return largest < kNonFinite;
+}
+
+// The tail panel of a mask or bias for the rows of a tile: [q][panel], the keys from `first` on. Keys past M are not
+// read.
+template <typename T> void gather_tail(const attune_args &args, const attune_tensor &t, const Tile &tile, int64_t first,
+                                       int64_t panel, T *out) {
+    const attune_problem &p = *args.problem;
+    const int64_t group = p.Hq / p.Hkv;
+    for (int64_t r = 0; r < tile.rows; r++) {
+        const int64_t row = tile.first + r;
+        const T *x = at<T>(t, tile.b, tile.hkv * group + row / p.N, row % p.N);
+        for (int64_t j = first; j < p.M; j++) out[r * panel + j - first] = x[j * t.stride[3]];
+    }
+}
+
+bool all_finite(const float *x, int64_t rows, int64_t n, int64_t stride) {
+    int32_t largest = 0;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < n; c++) {
+            int32_t bits;
+            std::memcpy(&bits, x + r * stride + c, 4);
+            largest = std::max(largest, bits & 0x7fffffff);
+        }
+    return largest < kNonFinite;
+}
+
+// Writes the finished rows of a tile to O and LSE. The sink, one more logit in the denominator, comes in here: l grows
+// by e^(sink - m), which scales the row by l / (l + e^(sink - m)).
+void scatter(const attune_args &args, const Tile &tile, const float *out, int64_t out_stride, const float *row_max,
+             const float *row_sum, float unit) {
+    const attune_problem &p = *args.problem;
+    const attune_tensors &t = *args.tensors;
+    const int64_t group = p.Hq / p.Hkv;
+    const bool sink = p.flags & ATTUNE_SINK;
+    for (int64_t r = 0; r < tile.rows; r++) {
+        const int64_t row = tile.first + r, h = tile.hkv * group + row / p.N, i = row % p.N;
+        float scale = 1.0f;
+        if (sink || t.lse) {
+            float lse = row_sum[r] > 0           ? row_max[r] * (unit == 1.0f ? kLn2 : 1.0f) + std::log(row_sum[r])
+                        : std::isnan(row_sum[r]) ? row_sum[r]
+                                                 : -std::numeric_limits<float>::infinity();
+            if (sink) {
+                const float s = args.tensors->sinks[h], top = std::max(s, lse);
+                const float total = std::isnan(lse) ? lse : top + std::log(std::exp(lse - top) + std::exp(s - top));
+                scale = std::isinf(lse) ? 0.0f : std::exp(lse - total);
+                lse = total;
+            }
+            if (t.lse) *at<float>(*t.lse, tile.b, h, i) = lse;
+        }
+        float *y = at<float>(t.o, tile.b, h, i);
+        const float *x = out + r * out_stride;
+        const int64_t stride = t.o.stride[3];
+        if (stride == 1 && !sink)
+            std::memcpy(y, x, size_t(p.dv) * sizeof(float));
+        else
+            for (int64_t c = 0; c < p.dv; c++) y[c * stride] = x[c] * scale;
+    }
+}
+
+// Scores in units of log2 spare a product for each; whatever is added to a score keeps them in natural units, so that
+// it is added exactly.
+bool in_natural_units(const attune_problem &p) {
+    return p.flags & (ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI) ||
+           (p.flags & ATTUNE_SCORES && p.scores_stage != ATTUNE_SCORES_PROBABILITIES);
+}
+
+// Who sees what: an interval for each row (in scratch), their union, and what all rows see (nothing, where a mask or
+// bias is given).
+struct Seen {
+    int64_t first, last, all_first, all_last;
+};
+
+Seen see(const attune_args &args, const KernelMeta &meta, const Tile &tile, Interval part, const Scratch &scratch) {
+    const attune_problem &p = *args.problem;
+    const bool structured = is_structured(p);
+    Seen s{p.M, 0, 0, p.M};
+    for (int64_t r = 0; r < meta.q; r++) {
+        Interval seen{0, 0};
+        if (r < tile.rows) {
+            seen = structured ? visible_keys(args, tile.b, (tile.first + r) % p.N) : Interval{0, p.M};
+            seen.begin = std::max(seen.begin, part.begin);
+            seen.end = std::max(seen.begin, std::min(seen.end, part.end));
+            if (seen.begin < seen.end) s.first = std::min(s.first, seen.begin), s.last = std::max(s.last, seen.end);
+            s.all_first = std::max(s.all_first, seen.begin);
+            s.all_last = std::min(s.all_last, seen.end);
+        }
+        scratch.lo[r] = int32_t(seen.begin);
+        scratch.hi[r] = int32_t(seen.end);
+    }
+    if (s.first >= s.last) s.first = s.last = 0;
+    if (s.all_first >= s.all_last || p.flags & (ATTUNE_MASK | ATTUNE_BIAS)) s.all_first = s.all_last = s.first;
+    return s;
+}
+
+bool keys_finite(const Shared &shared, const Sizes &s, int64_t head, int64_t panel, const Seen &seen) {
+    const int64_t chunk = panel * kPackChunk;
+    for (int64_t c = seen.first / chunk; c * chunk < seen.last; c++)
+        if (shared.bits[head * s.chunks + c] >= kNonFinite) return false;
+    return true;
+}
+
+// The optional tensors of a tile, as kernels read them: whole panels in place, the ragged one at the end from a copy.
+struct OptionalTensors {
+    const attune_args &args;
+    const Scratch &scratch;
+    const bool use_mask, use_bias;
+    const int64_t group, w;
+    const bool whole_panel;
+    Buffer<3> mask, bias;
+    Buffer<2> mask_tail, bias_tail;
+
+    OptionalTensors(const attune_args &args, const KernelMeta &meta, const Scratch &scratch)
+        : args(args), scratch(scratch), use_mask(args.problem->flags & ATTUNE_MASK),
+          use_bias(args.problem->flags & ATTUNE_BIAS), group(args.problem->Hq / args.problem->Hkv),
+          w(meta.panel ? meta.panel : meta.k), whole_panel(args.problem->M >= w),
+          mask(scratch.mask_tail, extents(), strides(args.tensors->mask)),
+          bias(scratch.bias_tail, extents(), strides(args.tensors->bias)),
+          mask_tail(scratch.mask_tail, {w, meta.q}, {1, w}), bias_tail(scratch.bias_tail, {w, meta.q}, {1, w}) {}
+
+    bool readable() const {
+        return (!use_mask || readable_mask(*args.tensors->mask, *args.problem, group)) &&
+               (!use_bias || readable_mask(*args.tensors->bias, *args.problem, group));
+    }
+
+    // `last`: one past the last key that the tile sees.
+    void move_to(const Tile &tile, int64_t last) {
+        const int64_t M = args.problem->M, tail = M / w * w;
+        if (use_mask) move(mask, *args.tensors->mask, tile, tail, tail < M && last > tail, scratch.mask_tail);
+        if (use_bias) move(bias, *args.tensors->bias, tile, tail, tail < M && last > tail, scratch.bias_tail);
+    }
+
+  private:
+    std::array<int64_t, 3> extents() const { return {args.problem->M, args.problem->N, group}; }
+    // Where there is no whole panel to read, the kernel reads (and drops) the tail's.
+    std::array<int64_t, 3> strides(const attune_tensor *t) const {
+        const bool real = t && whole_panel;
+        return {1, real && args.problem->N > 1 ? t->stride[2] : 0, real && group > 1 ? t->stride[1] : 0};
+    }
+    template <typename T>
+    void move(Buffer<3> &b, const attune_tensor &t, const Tile &tile, int64_t tail, bool ragged, T *copy) {
+        if (whole_panel) b.move_to(at<T>(t, tile.b, tile.hkv * group, 0));
+        if (ragged) gather_tail(args, t, tile, tail, w, copy);
+    }
+};
+
+// The merge of one row's parts when a NaN or an infinity is among them: a NaN sum is a NaN score and makes the row NaN;
+// a NaN in a part's output is one of V, and stays in its feature.
+void merge_strictly(const float *o, const float *m, const float *l, int64_t splits, int64_t dv, int64_t stride,
+                    float unit, float *out, float &row_max, float &row_sum) {
+    float top = -std::numeric_limits<float>::max();
+    for (int64_t i = 0; i < splits; i++)
+        if (l[i] > 0) top = std::max(top, m[i]);
+    double sum = 0;
+    std::fill_n(out, dv, 0.0f);
+    for (int64_t i = 0; i < splits; i++) {
+        if (l[i] == 0) continue;
+        const double w = std::exp2(double(m[i] - top) * unit) * l[i];
+        sum += w;
+        for (int64_t c = 0; c < dv; c++) out[c] += float(w * o[i * stride + c]);
+    }
+    for (int64_t c = 0; c < dv; c++) out[c] = sum == 0 ? 0.0f : float(out[c] / sum);
+    row_max = std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : top;
+    row_sum = float(sum);
+}
+
+} // namespace
+
+size_t shared_bytes(const KernelMeta &meta, const attune_problem &problem) {
+    return Shared(meta, problem, nullptr).bytes;
+}
+
+size_t scratch_bytes(const KernelMeta &meta, const Memory &memory, const attune_problem &problem) {
+    const int64_t heap = heap_bytes(meta, memory, problem);
+    return Scratch(meta, problem, nullptr).used + (heap ? align64(size_t(heap)) + 128 : 0);
+}
+
+// pack: a task is kPackChunk panels of one (batch, kv head), and the values of the same keys.
+int64_t pack_tasks(const KernelMeta &meta, const attune_args &args) {
+    return args.problem->B * args.problem->Hkv * Sizes(meta, *args.problem).chunks;
+}
+
+int pack(const KernelMeta &meta, const Memory &, PackFn fn, const attune_args &args, int64_t begin, int64_t end,
+         void *) {
+    const attune_problem &p = *args.problem;
+    const attune_tensors &t = *args.tensors;
+    const Sizes s(meta, p);
+    const Shared shared(meta, p, args.shared);
+    const int64_t w = meta.panel;
+    for (int64_t task = begin; task < end; task++) {
+        const int64_t head = task / s.chunks, first_panel = task % s.chunks * kPackChunk, b = head / p.Hkv,
+                      h = head % p.Hkv;
+        const int64_t first = first_panel * w, keys = std::min(kPackChunk * w, p.M - first);
+        float *packed = shared.keys + (head * s.panels + first_panel) * w * s.dk;
+        const float *k = at<float>(t.k, b, h, first);
+        const int64_t row = keys > 1 ? t.k.stride[2] : 0, feature = p.dk > 1 ? t.k.stride[3] : 1;
+        // Whole panels by the generated code; what is ragged (or strided beyond 32 bits) by hand.
+        int64_t whole = keys / w;
+        const bool fits = std::abs(row) * keys <= kMaxIndex && std::abs(feature) * p.dk <= kMaxIndex;
+        if (p.dk != s.dk || !fits) whole = 0;
+        int32_t bits[kPackChunk] = {};
+        if (whole) {
+            Buffer<2> key(k, {p.dk, whole * w}, {feature, row});
+            Buffer<3> out(packed, {w, s.dk, whole}, {1, w, w * s.dk});
+            Buffer<1> largest(bits, {whole}, {1});
+            if (int error = fn(nullptr, &key, &out, &largest)) return error;
+        }
+        int32_t largest = *std::max_element(bits, bits + kPackChunk);
+        for (int64_t panel = whole; panel < ceil_div(keys, w); panel++)
+            for (int64_t d = 0; d < s.dk; d++)
+                for (int64_t j = 0; j < w; j++) {
+                    const int64_t key = panel * w + j;
+                    const float x = key < keys && d < p.dk ? k[key * row + d * feature] : 0.0f;
+                    int32_t x_bits;
+                    std::memcpy(&x_bits, &x, 4);
+                    largest = std::max(largest, x_bits & 0x7fffffff);
+                    packed[panel * w * s.dk + d * w + j] = x;
+                }
+        shared.bits[head * s.chunks + first_panel / kPackChunk] = largest;
+        if (s.packs_values) {
+            float *out = shared.values + (head * p.M + first) * s.dv;
+            const float *v = at<float>(t.v, b, h, first);
+            const int64_t v_row = keys > 1 ? t.v.stride[2] : 0, v_feature = t.v.stride[3];
+            constexpr int64_t kSquare = 16; // walks both sides of a transpose by cache lines
+            for (int64_t j0 = 0; j0 < keys; j0 += kSquare)
+                for (int64_t c0 = 0; c0 < s.dv; c0 += kSquare)
+                    for (int64_t j = j0; j < std::min(j0 + kSquare, keys); j++)
+                        for (int64_t c = c0; c < std::min(c0 + kSquare, s.dv); c++)
+                            out[j * s.dv + c] = c < p.dv ? v[j * v_row + c * v_feature] : 0.0f;
+        }
+    }
+    return 0;
+}
+
+// attend: a task is one tile of rows, and one split of the keys where the key axis is split.
+int64_t attend_tasks(const KernelMeta &meta, const attune_args &args) {
+    const attune_problem &p = *args.problem;
+    return p.B * p.Hkv * Tiling(p, meta.q).tiles_per_kv_head() * Sizes(meta, p).splits;
+}
+
+int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attune_args &args, int64_t task_begin,
+           int64_t task_end, void *scratch_memory) {
+    const attune_problem &p = *args.problem;
+    const attune_tensors &t = *args.tensors;
+    const Sizes s(meta, p);
+    const Shared shared(meta, p, args.shared);
+    const Scratch scratch(meta, p, scratch_memory);
+    Arena arena(static_cast<char *>(scratch_memory) + scratch.used + 64, size_t(heap_bytes(meta, memory, p)));
+    const Tiling tiling(p, meta.q);
+    const int64_t group = p.Hq / p.Hkv, w = meta.panel;
+    const bool natural = in_natural_units(p);
+    const float unit = natural ? kLog2e : 1.0f, scale = natural ? args.scale : args.scale * kLog2e;
+    OptionalTensors optional(args, meta, scratch);
+    const bool kernel_can = (s.packs_values || readable(t.v, p)) && optional.readable() &&
+                            (meta.panel || readable(t.k, p)) && (s.packs_values || s.dv == p.dv);
+
+    // Buffers that stay the same, and those whose address changes from tile to tile.
+    Buffer<2> query(scratch.query, {s.dk, meta.q}, {1, s.dk});
+    Buffer<3> packed(shared.keys, {w, s.dk, s.panels}, {1, w, w * s.dk});
+    Buffer<2> raw(static_cast<const float *>(t.k.data), {p.dk, p.M}, {1, p.M > 1 ? t.k.stride[2] : p.dk});
+    Buffer<2> value(static_cast<const float *>(t.v.data), {s.dv, p.M},
+                    {1, s.packs_values ? s.dv
+                        : p.M > 1      ? t.v.stride[2]
+                                       : s.dv});
+    Buffer<1> lo(scratch.lo, {meta.q}, {1}), hi(scratch.hi, {meta.q}, {1});
+    Buffer<1> row_max(scratch.row_max, {meta.q}, {1}), row_sum(scratch.row_sum, {meta.q}, {1});
+    Buffer<2> any_max(scratch.row_max, {s.dv, meta.q}, {1, s.dv}), any_sum(scratch.row_sum, {s.dv, meta.q}, {1, s.dv});
+    halide_buffer_t *max_out = meta.dv ? static_cast<halide_buffer_t *>(&row_max) : &any_max;
+    halide_buffer_t *sum_out = meta.dv ? static_cast<halide_buffer_t *>(&row_sum) : &any_sum;
+    Buffer<2> out(scratch.out, {s.dv, meta.q}, {1, s.dv});
+
+    for (int64_t task = task_begin; task < task_end; task++) {
+        Tile tile = tiling.tile(p, task / s.splits);
+        tile.split = task % s.splits;
+        const int64_t head = tile.b * p.Hkv + tile.hkv;
+        Interval part{0, p.M};
+        if (meta.split_keys) part = {tile.split * meta.split_keys, std::min(p.M, (tile.split + 1) * meta.split_keys)};
+
+        const Seen seen = see(args, meta, tile, part, scratch);
+
+        float *o = scratch.out, *m = scratch.row_max, *l = scratch.row_sum;
+        bool ok = kernel_can;
+        if (meta.panel) ok = ok && keys_finite(shared, s, head, w, seen);
+        ok = gather_query(args, tile, meta.q, s.dk, scale, scratch.query) && ok;
+        if (ok) {
+            optional.move_to(tile, seen.last);
+            packed.move_to(shared.keys + head * s.panels * w * s.dk);
+            if (!meta.panel) raw.move_to(at<float>(t.k, tile.b, tile.hkv, 0));
+            value.move_to(s.packs_values ? shared.values + head * p.M * s.dv : at<float>(t.v, tile.b, tile.hkv, 0));
+            halide_buffer_t *key = meta.panel ? static_cast<halide_buffer_t *>(&packed) : &raw;
+            arena.reset();
+            if (int error =
+                    fn(&arena, &query, key, &value, &lo, &hi, &optional.mask, &optional.bias, &optional.mask_tail,
+                       &optional.bias_tail, optional.use_mask, optional.use_bias, int32_t(tile.first), int32_t(p.N),
+                       int32_t(group * p.N), int32_t(p.M), int32_t(seen.first), int32_t(seen.last),
+                       int32_t(seen.all_first), int32_t(seen.all_last), unit, &out, max_out, sum_out))
+                return error;
+            if (!meta.dv)
+                for (int64_t r = 0; r < tile.rows; r++) {
+                    m[r] = m[r * s.dv];
+                    l[r] = l[r * s.dv];
+                    const float inverse = l[r] > 0 ? 1.0f / l[r] : 0.0f;
+                    for (int64_t c = 0; c < p.dv; c++) o[r * s.dv + c] *= inverse;
+                }
+            ok = all_finite(o, tile.rows, p.dv, s.dv) && all_finite(m, 1, tile.rows, 0) &&
+                 all_finite(l, 1, tile.rows, 0);
+        }
+        if (!ok) {
+            strict_attend(args, tile, part, o, s.dv, m, l);
+            if (!natural)
+                for (int64_t r = 0; r < tile.rows; r++) m[r] *= l[r] > 0 ? kLog2e : 1.0f;
+        }
+        if (!meta.split_keys) {
+            scatter(args, tile, o, s.dv, m, l, unit);
+            continue;
+        }
+        // Parts are kept as [row][split].
+        const int64_t row0 = head * group * p.N + tile.first;
+        for (int64_t r = 0; r < tile.rows; r++) {
+            const int64_t at = (row0 + r) * s.splits + tile.split;
+            std::memcpy(shared.part_out + at * s.dv, o + r * s.dv, size_t(s.dv) * sizeof(float));
+            shared.part_max[at] = m[r];
+            shared.part_sum[at] = l[r];
+        }
+    }
+    return 0;
+}
+
+// merge: a task is one tile of rows; the parts of a row lie side by side.
+int64_t merge_tasks(const KernelMeta &meta, const attune_args &args) {
+    const attune_problem &p = *args.problem;
+    return p.B * p.Hkv * Tiling(p, meta.q).tiles_per_kv_head();
+}
+
+int merge(const KernelMeta &meta, const Memory &, MergeFn fn, const attune_args &args, int64_t begin, int64_t end,
+          void *scratch_memory) {
+    const attune_problem &p = *args.problem;
+    const Sizes s(meta, p);
+    const Shared shared(meta, p, args.shared);
+    const Scratch scratch(meta, p, scratch_memory);
+    const Tiling tiling(p, meta.q);
+    const int64_t group = p.Hq / p.Hkv;
+    const float unit = in_natural_units(p) ? kLog2e : 1.0f;
+    for (int64_t task = begin; task < end; task++) {
+        const Tile tile = tiling.tile(p, task);
+        const int64_t row0 = ((tile.b * p.Hkv + tile.hkv) * group * p.N + tile.first) * s.splits;
+        float *part_out = shared.part_out + row0 * s.dv, *part_max = shared.part_max + row0,
+              *part_sum = shared.part_sum + row0;
+        if (s.splits == 1) {
+            scatter(args, tile, part_out, s.dv, part_max, part_sum, unit);
+            continue;
+        }
+        for (int64_t r = 0; r < tile.rows; r++) {
+            const float *o = part_out + r * s.splits * s.dv, *m = part_max + r * s.splits, *l = part_sum + r * s.splits;
+            if (all_finite(o, s.splits, p.dv, s.dv) && all_finite(l, 1, s.splits, 0)) {
+                Buffer<2> outs(o, {s.dv, s.splits}, {1, s.dv});
+                Buffer<1> maxima(m, {s.splits}, {1}), sums(l, {s.splits}, {1});
+                Buffer<1> out(scratch.out + r * s.dv, {s.dv}, {1}), row_max(scratch.row_max + r, {1}, {1}),
+                    row_sum(scratch.row_sum + r, {1}, {1});
+                if (int error = fn(nullptr, &outs, &maxima, &sums, unit, &out, &row_max, &row_sum)) return error;
+                continue;
+            }
+            merge_strictly(o, m, l, s.splits, p.dv, s.dv, unit, scratch.out + r * s.dv, scratch.row_max[r],
+                           scratch.row_sum[r]);
+        }
+        scatter(args, tile, scratch.out, s.dv, scratch.row_max, scratch.row_sum, unit);
+    }
+    return 0;
+}
+
+// The stages of `stagewise`, each a phase over all tiles. Scores, weights and the state of the rows stay in the shared
+// memory in between; every tile has room for meta.q rows there, since kernels do whole tiles.
+namespace {
+
+struct Stage {
+    const attune_args &args;
+    const attune_problem &p;
+    const Sizes s;
+    const Shared shared;
+    const Scratch scratch;
+    const Tiling tiling;
+    const int64_t w, stride; // of a row of S
+    Tile tile{};
+    int64_t head = 0;
+    float *scores = nullptr, *row_max = nullptr, *row_sum = nullptr;
+    int32_t *strict = nullptr;
+
+    Stage(const KernelMeta &meta, const attune_args &args, void *scratch_memory)
+        : args(args), p(*args.problem), s(meta, p), shared(meta, p, args.shared), scratch(meta, p, scratch_memory),
+          tiling(p, meta.q), w(meta.panel), stride(s.panels * meta.panel) {}
+
+    void move_to(int64_t task) {
+        tile = tiling.tile(p, task);
+        head = tile.b * p.Hkv + tile.hkv;
+        scores = shared.scores + task * tiling.q * stride;
+        row_max = shared.row_max + task * tiling.q;
+        row_sum = shared.row_sum + task * tiling.q;
+        strict = shared.strict + task;
+    }
+    std::array<int64_t, 3> extents() const { return {w, s.panels, tiling.q}; }
+    std::array<int64_t, 3> strides() const { return {1, w, stride}; }
+
+    bool gives(attune_scores_stage stage) const { return p.flags & ATTUNE_SCORES && p.scores_stage == stage; }
+    // Copies the tile's rows of S, as value(row, score), to the caller's scores.
+    template <typename F> void give(F value) const {
+        const attune_tensor &t = *args.tensors->scores;
+        for (int64_t r = 0; r < tile.rows; r++) {
+            const int64_t row = tile.first + r;
+            float *y = at<float>(t, tile.b, tile.hkv * tiling.group + row / p.N, row % p.N);
+            for (int64_t j = 0; j < p.M; j++) y[j * t.stride[3]] = value(r, scores[r * stride + j]);
+        }
+    }
+};
+
+int64_t stage_tasks(const KernelMeta &meta, const attune_args &args) {
+    return args.problem->B * args.problem->Hkv * Tiling(*args.problem, meta.q).tiles_per_kv_head();
+}
+
+} // namespace
+
+int64_t score_tasks(const KernelMeta &meta, const attune_args &args) {
+    return stage_tasks(meta, args);
+}
+
+int score(const KernelMeta &meta, const Memory &, ScoreFn fn, const attune_args &args, int64_t begin, int64_t end,
+          void *scratch_memory) {
+    Stage st(meta, args, scratch_memory);
+    const float scale = in_natural_units(st.p) ? args.scale : args.scale * kLog2e;
+    for (int64_t task = begin; task < end; task++) {
+        st.move_to(task);
+        bool finite = gather_query(args, st.tile, meta.q, st.s.dk, scale, st.scratch.query);
+        finite = finite && keys_finite(st.shared, st.s, st.head, st.w, Seen{0, st.p.M, 0, 0});
+        *st.strict = !finite;
+        if (!st.s.panels) continue;
+        Buffer<2> query(st.scratch.query, {st.s.dk, meta.q}, {1, st.s.dk});
+        Buffer<3> key(st.shared.keys + st.head * st.stride * st.s.dk, {st.w, st.s.dk, st.s.panels},
+                      {1, st.w, st.w * st.s.dk});
+        Buffer<3> scores(st.scores, st.extents(), st.strides());
+        if (int error = fn(nullptr, &query, &key, &scores)) return error;
+        if (st.gives(ATTUNE_SCORES_RAW)) st.give([](int64_t, float x) { return x; });
+        const float cap = st.p.softcap;
+        if (st.gives(ATTUNE_SCORES_CAPPED))
+            st.give([&](int64_t, float x) { return st.p.flags & ATTUNE_SOFTCAP ? cap * std::tanh(x / cap) : x; });
+    }
+    return 0;
+}
+
+// The mask stage also hides the keys that pad the last panel; it has nothing to do where no key is hidden or shifted.
+int64_t mask_tasks(const KernelMeta &meta, const attune_args &args) {
+    const attune_problem &p = *args.problem;
+    const bool plain = !is_structured(p) && !(p.flags & (ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI));
+    const bool padded = p.M % meta.panel != 0;
+    return p.M == 0 || (plain && !padded && !(p.flags & ATTUNE_SCORES)) ? 0 : stage_tasks(meta, args);
+}
+
+int mask(const KernelMeta &meta, const Memory &, MaskFn fn, const attune_args &args, int64_t begin, int64_t end,
+         void *scratch_memory) {
+    Stage st(meta, args, scratch_memory);
+    const attune_problem &p = st.p;
+    OptionalTensors optional(args, meta, st.scratch);
+    const float cap = p.flags & ATTUNE_SOFTCAP ? p.softcap : 0.0f;
+    for (int64_t task = begin; task < end; task++) {
+        st.move_to(task);
+        if (!optional.readable()) *st.strict = 1;
+        if (*st.strict) continue;
+        see(args, meta, st.tile, {0, p.M}, st.scratch);
+        optional.move_to(st.tile, p.M);
+        for (int64_t r = 0; r < meta.q; r++) {
+            const int64_t row = st.tile.first + std::min(r, st.tile.rows - 1),
+                          h = st.tile.hkv * st.tiling.group + row / p.N;
+            const int64_t position =
+                row % p.N + (p.flags & ATTUNE_OFFSETS ? args.tensors->offsets[st.tile.b] : p.offset);
+            // |i - j| is a float in the end: positions beyond 2^30 lose nothing that it could hold.
+            st.scratch.position[r] = int32_t(std::clamp<int64_t>(position, -(1 << 30), 1 << 30));
+            st.scratch.slope[r] = p.flags & ATTUNE_ALIBI ? args.tensors->alibi_slopes[h] : 0.0f;
+        }
+        Buffer<1> lo(st.scratch.lo, {meta.q}, {1}), hi(st.scratch.hi, {meta.q}, {1});
+        Buffer<1> position(st.scratch.position, {meta.q}, {1}), slope(st.scratch.slope, {meta.q}, {1});
+        Buffer<3> raw(st.scores, st.extents(), st.strides()), capped(st.scores, st.extents(), st.strides());
+        if (int error =
+                fn(nullptr, &raw, &lo, &hi, &position, &slope, &optional.mask, &optional.bias, &optional.mask_tail,
+                   &optional.bias_tail, optional.use_mask, optional.use_bias, bool(p.flags & ATTUNE_ALIBI), cap,
+                   int32_t(st.tile.first), int32_t(p.N), int32_t(st.tiling.group * p.N), int32_t(p.M), &capped))
+            return error;
+        if (st.gives(ATTUNE_SCORES_BIASED)) {
+            constexpr float kInf = std::numeric_limits<float>::infinity();
+            st.give([](int64_t, float x) { return x == -std::numeric_limits<float>::max() ? -kInf : x; });
+        }
+    }
+    return 0;
+}
+
+int64_t softmax_tasks(const KernelMeta &meta, const attune_args &args) {
+    return stage_tasks(meta, args);
+}
+
+int softmax(const KernelMeta &meta, const Memory &, SoftmaxFn fn, const attune_args &args, int64_t begin, int64_t end,
+            void *scratch_memory) {
+    Stage st(meta, args, scratch_memory);
+    const float unit = in_natural_units(st.p) ? kLog2e : 1.0f;
+    for (int64_t task = begin; task < end; task++) {
+        st.move_to(task);
+        if (*st.strict) continue;
+        Buffer<3> scores(st.scores, st.extents(), st.strides()), weights(st.scores, st.extents(), st.strides());
+        Buffer<1> row_max(st.row_max, {meta.q}, {1}), row_sum(st.row_sum, {meta.q}, {1});
+        if (int error = fn(nullptr, &scores, unit, &weights, &row_max, &row_sum)) return error;
+        if (st.gives(ATTUNE_SCORES_PROBABILITIES))
+            st.give([&](int64_t r, float x) { return st.row_sum[r] > 0 ? x / st.row_sum[r] : 0.0f; });
+    }
+    return 0;
+}
+
+int64_t matmul_tasks(const KernelMeta &meta, const attune_args &args) {
+    return stage_tasks(meta, args);
+}
+
+int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_args &args, int64_t begin, int64_t end,
+           void *scratch_memory) {
+    Stage st(meta, args, scratch_memory);
+    const attune_problem &p = st.p;
+    const attune_tensor &v = args.tensors->v;
+    const bool natural = in_natural_units(p), kernel_can = st.s.packs_values || readable(v, p);
+    float *o = st.scratch.out;
+    for (int64_t task = begin; task < end; task++) {
+        st.move_to(task);
+        bool ok = !*st.strict && kernel_can;
+        if (ok) {
+            Buffer<3> weights(st.scores, st.extents(), st.strides());
+            Buffer<2> value(st.s.packs_values ? st.shared.values + st.head * p.M * st.s.dv
+                                              : at<float>(v, st.tile.b, st.tile.hkv, 0),
+                            {st.s.dv, p.M},
+                            {1, st.s.packs_values ? st.s.dv
+                                : p.M > 1         ? v.stride[2]
+                                                  : st.s.dv});
+            Buffer<1> row_sum(st.row_sum, {meta.q}, {1});
+            Buffer<2> out(o, {st.s.dv, meta.q}, {1, st.s.dv});
+            if (int error = fn(nullptr, &weights, &value, &row_sum, int32_t(p.M), &out)) return error;
+            ok = all_finite(o, st.tile.rows, p.dv, st.s.dv) && all_finite(st.row_max, 1, st.tile.rows, 0) &&
+                 all_finite(st.row_sum, 1, st.tile.rows, 0);
+        }
+        if (!ok) {
+            strict_attend(args, st.tile, {0, p.M}, o, st.s.dv, st.row_max, st.row_sum);
+            if (p.flags & ATTUNE_SCORES) strict_scores(args, st.tile);
+            if (!natural)
+                for (int64_t r = 0; r < st.tile.rows; r++) st.row_max[r] *= st.row_sum[r] > 0 ? kLog2e : 1.0f;
+        }
+        scatter(args, st.tile, o, st.s.dv, st.row_max, st.row_sum, natural ? kLog2e : 1.0f);
+    }
+    return 0;
+}
+
+// whole: a task is a batch element; the kernel has its own parallel loops. Used by the autoscheduled kernels.
+int64_t whole_tasks(const KernelMeta &, const attune_args &args) {
+    return args.problem->B;
+}
+
+int whole(const KernelMeta &meta, const Memory &, WholeFn fn, const attune_args &args, int64_t begin, int64_t end,
+          void *) {
+    const attune_problem &p = *args.problem;
+    const attune_tensors &t = *args.tensors;
+    const Shared shared(meta, p, args.shared);
+    const int64_t group = p.Hq / p.Hkv;
+    auto fits = [&](const attune_tensor &x, int64_t rows, int64_t heads) {
+        const int64_t row = rows > 1 ? std::abs(x.stride[2]) : 0, head = heads > 1 ? std::abs(x.stride[1]) : 0;
+        return (x.shape[3] == 1 || x.stride[3] == 1) && row <= kMaxIndex && head <= kMaxIndex &&
+               row * (rows - 1) + head * (heads - 1) + x.shape[3] <= kMaxIndex;
+    };
+    const bool kernel_can = p.M > 0 && fits(t.q, p.N, p.Hq) && fits(t.k, p.M, p.Hkv) && fits(t.v, p.M, p.Hkv);
+    auto buffer = [](const attune_tensor &x, int64_t rows, int64_t heads) {
+        return std::array<int64_t, 3>{1, rows > 1 ? x.stride[2] : x.shape[3],
+                                      heads > 1 ? x.stride[1] : rows * x.shape[3]};
+    };
+    for (int64_t b = begin; b < end; b++) {
+        for (int64_t i = 0; i < p.N; i++) {
+            const Interval seen = visible_keys(args, b, i);
+            shared.lo[i] = int32_t(seen.begin);
+            shared.hi[i] = int32_t(seen.end);
+        }
+        bool ok = kernel_can;
+        if (ok) {
+            Buffer<3> query(at<float>(t.q, b, 0, 0), {p.dk, p.N, p.Hq}, buffer(t.q, p.N, p.Hq));
+            Buffer<3> key(at<float>(t.k, b, 0, 0), {p.dk, p.M, p.Hkv}, buffer(t.k, p.M, p.Hkv));
+            Buffer<3> value(at<float>(t.v, b, 0, 0), {p.dv, p.M, p.Hkv}, buffer(t.v, p.M, p.Hkv));
+            Buffer<1> lo(shared.lo, {p.N}, {1}), hi(shared.hi, {p.N}, {1});
+            Buffer<3> out(shared.part_out, {p.dv, p.N, p.Hq}, {1, p.dv, p.dv * p.N});
+            Buffer<2> row_max(shared.part_max, {p.N, p.Hq}, {1, p.N}), row_sum(shared.part_sum, {p.N, p.Hq}, {1, p.N});
+            if (int error =
+                    fn(&query, &key, &value, &lo, &hi, args.scale * kLog2e, int32_t(group), &out, &row_max, &row_sum))
+                return error;
+        }
+        // These kernels look at no bits: a NaN that a maximum dropped is found in the inputs.
+        for (int64_t h = 0; h < p.Hkv && ok; h++)
+            for (int64_t j = 0; j < p.M && ok; j++) ok = all_finite(at<float>(t.k, b, h, j), 1, p.dk, 0);
+        for (int64_t h = 0; h < p.Hq; h++) {
+            const Tile tile{b, h / group, h % group * p.N, p.N, 0};
+            float *o = shared.part_out + h * p.N * p.dv, *m = shared.part_max + h * p.N, *l = shared.part_sum + h * p.N;
+            bool finite = ok;
+            for (int64_t i = 0; i < p.N && finite; i++) finite = all_finite(at<float>(t.q, b, h, i), 1, p.dk, 0);
+            finite = finite && all_finite(o, p.N, p.dv, p.dv) && all_finite(m, 1, p.N, 0) && all_finite(l, 1, p.N, 0);
+            if (!finite) {
+                strict_attend(args, tile, {0, p.M}, o, p.dv, m, l);
+                for (int64_t i = 0; i < p.N; i++) m[i] *= l[i] > 0 ? kLog2e : 1.0f;
+            }
+            scatter(args, tile, o, p.dv, m, l, 1.0f);
+        }
+    }
+    return 0;
+}
+
+} // namespace attune::rt::halide

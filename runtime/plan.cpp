@@ -1,0 +1,232 @@
+// From a problem to a kernel, and from a kernel to a run.
+//
+// The choice has three steps and no heuristics in code: what each kernel says it can do, then the best ISA, then the
+// checked-in ranking of strategies (made by measurements) with specialised sizes ahead of run-time sizes.
+#include "arena.h"
+#include "cpu_features.h"
+#include "registry.h"
+#include "status.h"
+#include "threads.h"
+#include "validate.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+
+using namespace attune::rt;
+
+struct attune_plan {
+    attune_problem problem;
+    const attune_kernel *kernel;
+    int threads;
+    float scale;
+    size_t shared, scratch, stack, workspace;
+    std::string explain;
+};
+
+namespace {
+
+constexpr size_t kAlign = 64;
+size_t aligned(size_t n) {
+    return (n + kAlign - 1) & ~(kAlign - 1);
+}
+
+// Place of a strategy in the ranking for this problem; unranked ones come last.
+size_t rank(const attune_problem &p, const std::string_view strategy) {
+    const int64_t rows = p.Hkv ? p.Hq / p.Hkv * p.N : 0;
+    for (const RankingRule &rule : ranking()) {
+        if (rows < rule.rows_min || rows > rule.rows_max) continue;
+        for (size_t i = 0; i < rule.strategies.size(); i++)
+            if (strategy == rule.strategies[i]) return i;
+        return rule.strategies.size();
+    }
+    return 0;
+}
+
+bool nothing_to_do(const attune_problem &p) {
+    return !p.B || !p.Hq || !p.N || !p.dv;
+}
+
+// Of the thread's last run; a fixed array, since a run allocates nothing.
+thread_local std::array<double, 8> phase_seconds;
+thread_local int64_t num_phase_seconds = 0;
+
+// What the parallel tasks of one phase share.
+struct PhaseRun {
+    const attune_args *args;
+    const attune_phase *phase;
+    char *scratch;
+    size_t scratch_bytes;
+    std::atomic<int> error{0};
+};
+
+void run_task(void *context, int worker, int64_t index) {
+    PhaseRun &run = *static_cast<PhaseRun *>(context);
+    if (run.error.load(std::memory_order_relaxed)) return;
+    if (int error = run.phase->run(run.args, index, index + 1, run.scratch + size_t(worker) * run.scratch_bytes))
+        run.error = error;
+}
+
+} // namespace
+
+extern "C" attune_status attune_plan_create(const attune_problem *problem, const attune_plan_options *options,
+                                            attune_plan **plan) try {
+    if (!plan) return fail(ATTUNE_INVALID_ARGUMENT, "plan is null: expected the address of an attune_plan pointer");
+    *plan = nullptr;
+    if (attune_status s = validate_problem(problem)) return s;
+    const attune_problem &p = *problem;
+    attune_plan_options o;
+    attune_plan_options_init(&o);
+    if (options) {
+        if (options->struct_size != sizeof(attune_plan_options))
+            return fail(ATTUNE_INVALID_ARGUMENT,
+                        "options.struct_size is {}: expected {}; call attune_plan_options_init first",
+                        options->struct_size, sizeof(attune_plan_options));
+        if (options->threads < 0 || options->threads > 1024)
+            return fail(ATTUNE_INVALID_ARGUMENT, "options.threads is {}: expected 0 (the default) to 1024",
+                        options->threads);
+        o = *options;
+    }
+    std::string isa_error;
+    dispatch_isa(&isa_error);
+    if (!isa_error.empty()) return fail(ATTUNE_INVALID_ARGUMENT, "{}", isa_error);
+
+    const auto kernels = all_kernels();
+    if (o.kernel && !attune_find_kernel(o.kernel))
+        return fail(ATTUNE_INVALID_ARGUMENT,
+                    "options.kernel is '{}': no kernel of that name among the {} that are linked", o.kernel,
+                    kernels.size());
+    if (o.strategy) {
+        std::string known;
+        bool found = false;
+        for (const attune_kernel *k : kernels) {
+            found = found || std::string_view(k->strategy) == o.strategy;
+            if (known.find(std::string(" ") + k->strategy + ",") == std::string::npos)
+                known += fmt::format(" {},", k->strategy);
+        }
+        if (!known.empty()) known.pop_back();
+        if (!found)
+            return fail(ATTUNE_INVALID_ARGUMENT, "options.strategy is '{}': expected one of{}", o.strategy, known);
+    }
+
+    // Lower is better, compared from left to right.
+    using Order = std::tuple<int, size_t, int, int64_t, std::string_view>;
+    struct Candidate {
+        const attune_kernel *kernel;
+        Order order;
+    };
+    std::vector<Candidate> able;
+    std::string reasons;
+    for (const attune_kernel *k : kernels) {
+        std::string why = refusal(*k, p);
+        if (why.empty() && o.kernel && std::string_view(k->name) != o.kernel) why = "another kernel was asked for";
+        if (why.empty() && o.strategy && std::string_view(k->strategy) != o.strategy)
+            why = "another strategy was asked for";
+        if (why.empty() && !o.kernel && !o.strategy && k->traits & ATTUNE_TRAIT_ON_REQUEST)
+            why = "it is only run when asked for";
+        if (!why.empty()) {
+            reasons += fmt::format("{}: {}\n", k->name, why);
+            continue;
+        }
+        const int64_t waste = k->dk ? k->dk - p.dk + k->dv - p.dv : 0;
+        able.push_back({k, {-isa_rank(k->isa), rank(p, k->strategy), k->dk ? 0 : 1, waste, k->name}});
+    }
+    if (able.empty()) {
+        return fail(ATTUNE_UNSUPPORTED, "no kernel can do this problem:\n{}",
+                    reasons.empty() ? "no kernel is linked" : reasons);
+    }
+    std::sort(able.begin(), able.end(), [](const Candidate &a, const Candidate &b) { return a.order < b.order; });
+
+    auto made = std::make_unique<attune_plan>();
+    made->problem = p;
+    made->kernel = able[0].kernel;
+    made->threads = o.threads ? o.threads : attune_get_num_threads();
+    made->scale = p.flags & ATTUNE_SCALE ? p.scale : 1.0f / std::sqrt(float(p.dk));
+    if (!nothing_to_do(p)) {
+        made->shared = made->kernel->shared_bytes ? made->kernel->shared_bytes(&p) : 0;
+        made->scratch = made->kernel->scratch_bytes ? aligned(made->kernel->scratch_bytes(&p)) : 0;
+        made->stack = made->kernel->stack_bytes ? made->kernel->stack_bytes(&p) : 0;
+        made->workspace = aligned(made->shared) +
+                          made->scratch * size_t(made->kernel->traits & ATTUNE_TRAIT_OWN_THREADS ? 1 : made->threads);
+        if (made->workspace) made->workspace += kAlign; // the caller's pointer may have any alignment
+    }
+    made->explain =
+        fmt::format("{}: chosen{}\n", made->kernel->name,
+                    made->kernel->traits & ATTUNE_TRAIT_QUADRATIC ? " (it keeps all N*M scores in memory)" : "");
+    for (size_t i = 1; i < able.size(); i++)
+        made->explain += fmt::format("{}: can do it, ranked {} of {}\n", able[i].kernel->name, i + 1, able.size());
+    made->explain += reasons;
+    *plan = made.release();
+    return ATTUNE_OK;
+} catch (const std::bad_alloc &) {
+    return fail(ATTUNE_OUT_OF_MEMORY, "a plan could not be allocated");
+}
+
+extern "C" void attune_plan_destroy(attune_plan *plan) {
+    delete plan;
+}
+extern "C" size_t attune_plan_workspace(const attune_plan *plan) {
+    return plan ? plan->workspace : 0;
+}
+extern "C" size_t attune_plan_scratch(const attune_plan *plan) {
+    return plan ? plan->scratch + plan->stack : 0;
+}
+extern "C" const char *attune_plan_kernel(const attune_plan *plan) {
+    return plan ? plan->kernel->name : "";
+}
+extern "C" const char *attune_plan_explain(const attune_plan *plan) {
+    return plan ? plan->explain.c_str() : "";
+}
+extern "C" const attune_problem *attune_plan_problem(const attune_plan *plan) {
+    return plan ? &plan->problem : nullptr;
+}
+
+extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensors *tensors, void *workspace,
+                                    size_t workspace_size) {
+    if (!plan) return fail(ATTUNE_INVALID_ARGUMENT, "plan is null: expected a plan of attune_plan_create");
+    const attune_problem &p = plan->problem;
+    if (attune_status s = validate_tensors(p, tensors)) return s;
+    if (workspace_size < plan->workspace)
+        return fail(ATTUNE_INVALID_ARGUMENT, "workspace_size is {}: expected at least {} (attune_plan_workspace)",
+                    workspace_size, plan->workspace);
+    if (!workspace && plan->workspace)
+        return fail(ATTUNE_INVALID_ARGUMENT, "workspace is null: expected {} bytes", plan->workspace);
+    if (nothing_to_do(p)) return ATTUNE_OK;
+    install_halide_hooks();
+
+    const attune_kernel &k = *plan->kernel;
+    char *base = reinterpret_cast<char *>(aligned(reinterpret_cast<size_t>(workspace)));
+    const attune_args args{sizeof(attune_args), &p, tensors, plan->scale, base};
+    PhaseRun run{&args, nullptr, base + aligned(plan->shared), plan->scratch, {}};
+    const bool timed = k.num_phases > 1;
+    num_phase_seconds = 0;
+    for (int64_t i = 0; i < k.num_phases; i++) {
+        run.phase = &k.phases[i];
+        const int64_t tasks = run.phase->tasks(&args);
+        const auto start = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+        if (k.traits & ATTUNE_TRAIT_OWN_THREADS) {
+            limit_own_threads(plan->threads);
+            run.error = tasks ? run.phase->run(&args, 0, tasks, run.scratch) : 0;
+        } else {
+            parallel_tasks(plan->threads, tasks, run_task, &run);
+        }
+        if (timed && num_phase_seconds < int64_t(phase_seconds.size()))
+            phase_seconds[num_phase_seconds++] =
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        if (const int error = run.error)
+            return fail(ATTUNE_KERNEL_FAILED, "kernel {}, phase {}: error {}: {}", k.name, run.phase->name, error,
+                        std::string(attune_last_error()));
+    }
+    return ATTUNE_OK;
+}
+
+extern "C" int64_t attune_last_phase_seconds(double *seconds, int64_t capacity) {
+    const int64_t n = std::clamp<int64_t>(capacity, 0, num_phase_seconds);
+    if (seconds) std::copy_n(phase_seconds.begin(), n, seconds);
+    return num_phase_seconds;
+}

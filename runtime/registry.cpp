@@ -1,0 +1,113 @@
+#include "registry.h"
+
+#include "cpu_features.h"
+#include "status.h"
+
+#include <deque>
+#include <limits>
+#include <mutex>
+
+#define ATTUNE_KERNEL(name) extern const attune_kernel name;
+namespace attune::rt::builtin {
+#include "kernels.inc"
+}
+#undef ATTUNE_KERNEL
+
+namespace attune::rt {
+
+namespace {
+
+struct Registry {
+    std::mutex mutex;
+    std::deque<const attune_kernel *> kernels{
+#define ATTUNE_KERNEL(name) &builtin::name,
+#include "kernels.inc"
+#undef ATTUNE_KERNEL
+    };
+};
+
+Registry &registry() {
+    static Registry r;
+    return r;
+}
+
+constexpr struct {
+    uint32_t flag;
+    const char *name;
+} kFlagNames[] = {{ATTUNE_CAUSAL, "causal"}, {ATTUNE_MASK, "bool mask"},  {ATTUNE_BIAS, "bias"},
+                  {ATTUNE_KV_LEN, "kv_len"}, {ATTUNE_OFFSETS, "offsets"}, {ATTUNE_SOFTCAP, "softcap"},
+                  {ATTUNE_ALIBI, "alibi"},   {ATTUNE_SINK, "sink"},       {ATTUNE_SCORES, "scores output"}};
+
+} // namespace
+
+std::vector<const attune_kernel *> all_kernels() {
+    std::lock_guard lock(registry().mutex);
+    return {registry().kernels.begin(), registry().kernels.end()};
+}
+
+std::string refusal(const attune_kernel &k, const attune_problem &p) {
+    if (k.device != p.device) return "it is for another device";
+    if (!cpu_has(k.isa)) return fmt::format("this CPU has no {}", k.isa);
+    if (isa_rank(k.isa) > isa_rank(dispatch_isa())) return fmt::format("ATTUNE_ISA allows {} at most", dispatch_isa());
+    if (k.q_dtype != p.q_dtype || k.kv_dtype != p.kv_dtype || k.o_dtype != p.o_dtype)
+        return fmt::format("it is built for q, kv, o of {}, {}, {}", attune_dtype_string(k.q_dtype),
+                           attune_dtype_string(k.kv_dtype), attune_dtype_string(k.o_dtype));
+    if (p.dk < k.dk_min || p.dk > k.dk_max) return fmt::format("it takes dk from {} to {}", k.dk_min, k.dk_max);
+    if (p.dv < k.dv_min || p.dv > k.dv_max) return fmt::format("it takes dv from {} to {}", k.dv_min, k.dv_max);
+    for (const auto &[flag, name] : kFlagNames)
+        if (p.flags & flag && !(k.flags & flag)) return fmt::format("it has no {}", name);
+    if ((p.window_left >= 0 || p.window_right >= 0) && !k.window) return "it has no window";
+    if (p.Hq != p.Hkv && !k.gqa) return "it has no grouped heads";
+    constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() - (1 << 16);
+    if (p.M > kLimit || p.Hq / p.Hkv * p.N > kLimit) return "it counts keys, and rows of a kv head, in 32 bits";
+    return "";
+}
+
+} // namespace attune::rt
+
+using namespace attune::rt;
+
+extern "C" int64_t attune_num_kernels(void) {
+    return int64_t(all_kernels().size());
+}
+
+extern "C" const attune_kernel *attune_kernel_at(int64_t index) {
+    const auto kernels = all_kernels();
+    return index >= 0 && index < int64_t(kernels.size()) ? kernels[index] : nullptr;
+}
+
+extern "C" const attune_kernel *attune_find_kernel(const char *name) {
+    if (name)
+        for (const attune_kernel *k : all_kernels())
+            if (std::string_view(name) == k->name) return k;
+    return nullptr;
+}
+
+extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) {
+    if (!kernel) return fail(ATTUNE_INVALID_ARGUMENT, "kernel is null: expected a descriptor");
+    if (kernel->struct_size != sizeof(attune_kernel))
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->struct_size is {}: expected {} (built for another version?)",
+                    kernel->struct_size, sizeof(attune_kernel));
+    if (kernel->abi != ATTUNE_KERNEL_ABI)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->abi is {}: expected {}", kernel->abi, ATTUNE_KERNEL_ABI);
+    if (!kernel->name || !kernel->strategy || !kernel->isa || !kernel->backend)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel has a null name, strategy, backend or isa: expected strings");
+    if (isa_rank(kernel->isa) < 0)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->isa is '{}': expected an ISA token", kernel->isa);
+    if (!kernel->phases || kernel->num_phases < 1)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->num_phases is {}: expected at least 1", kernel->num_phases);
+    std::lock_guard lock(registry().mutex);
+    for (const attune_kernel *k : registry().kernels)
+        if (std::string_view(k->name) == kernel->name)
+            return fail(ATTUNE_INVALID_ARGUMENT, "kernel->name is '{}': a kernel of that name is registered already",
+                        kernel->name);
+    registry().kernels.push_back(kernel);
+    return ATTUNE_OK;
+}
+
+extern "C" const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem) {
+    thread_local std::string reason;
+    if (!kernel || !problem) return "kernel or problem is null";
+    reason = refusal(*kernel, *problem);
+    return reason.empty() ? nullptr : reason.c_str();
+}

@@ -1,0 +1,69 @@
+// Rows and keys of a problem: how tasks number the rows of query heads, and which keys a row sees. Shared by the
+// adapters of generated kernels and by the strict code.
+#pragma once
+
+#include "attune/kernel.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace attune::rt {
+
+// One tile of query rows of one kv head. Rows of the heads of a group are numbered through: row = head in group * N +
+// i.
+struct Tile {
+    int64_t b, hkv;
+    int64_t first; // row number of the tile's first row
+    int64_t rows;  // in the tile, all of them real
+    int64_t split; // which part of the key axis (0 where it is not split)
+};
+
+// How the rows of a kv head are cut into tiles of at most `q` rows: by query head, or, where a head has fewer rows than
+// a tile, through the heads of a group (decode, chunked prefill of grouped queries). A function of the shape alone.
+struct Tiling {
+    int64_t q, group, N, tiles_per_unit, units; // a unit is a query head, or all heads of a group
+
+    Tiling(const attune_problem &p, int64_t tile_rows) : q(tile_rows), group(p.Hq / p.Hkv), N(p.N) {
+        units = N < q ? 1 : group;
+        const int64_t unit_rows = N < q ? group * N : N;
+        tiles_per_unit = (unit_rows + q - 1) / q;
+    }
+    int64_t tiles_per_kv_head() const { return units * tiles_per_unit; }
+
+    // Tiles of a unit come last first: under a causal mask those are the long ones.
+    Tile tile(const attune_problem &p, int64_t index) const {
+        const int64_t per_head = tiles_per_kv_head();
+        const int64_t head = index / per_head, in_head = index % per_head;
+        const int64_t unit = in_head / tiles_per_unit, block = tiles_per_unit - 1 - in_head % tiles_per_unit;
+        const int64_t unit_rows = units == 1 ? group * N : N;
+        return {head / p.Hkv, head % p.Hkv, unit * unit_rows + block * q, std::min(q, unit_rows - block * q), 0};
+    }
+};
+
+struct Interval {
+    int64_t begin, end; // begin <= end; empty: 0, 0
+};
+
+// Keys that row i of batch element b may see by structure: kv_len, causality, window (contract 3.6, 3.7).
+inline Interval visible_keys(const attune_args &args, int64_t b, int64_t i) {
+    const attune_problem &p = *args.problem;
+    int64_t begin = 0, end = p.M;
+    if (p.flags & ATTUNE_KV_LEN) end = std::clamp<int64_t>(args.tensors->kv_len[b], 0, p.M);
+    const int64_t position = i + (p.flags & ATTUNE_OFFSETS ? args.tensors->offsets[b] : p.offset);
+    if (p.flags & ATTUNE_CAUSAL) end = std::min(end, position + 1);
+    if (p.window_right >= 0 && p.window_right < p.M) end = std::min(end, position + p.window_right + 1);
+    if (p.window_left >= 0) begin = std::max(begin, position - p.window_left);
+    if (begin >= end) return {0, 0};
+    return {begin, end};
+}
+
+inline bool is_structured(const attune_problem &p) {
+    return (p.flags & (ATTUNE_CAUSAL | ATTUNE_KV_LEN)) || p.window_left >= 0 || p.window_right >= 0;
+}
+
+// Element (b, h, i, j) of a tensor.
+template <typename T> T *at(const attune_tensor &t, int64_t b, int64_t h, int64_t i, int64_t j = 0) {
+    return static_cast<T *>(t.data) + (b * t.stride[0] + h * t.stride[1] + i * t.stride[2] + j * t.stride[3]);
+}
+
+} // namespace attune::rt

@@ -1,0 +1,55 @@
+#include "status.h"
+
+namespace attune::rt {
+
+namespace {
+thread_local std::string last_error;
+}
+
+void set_last_error(std::string message) {
+    last_error = std::move(message);
+}
+
+} // namespace attune::rt
+
+extern "C" const char *attune_last_error(void) {
+    return attune::rt::last_error.c_str();
+}
+
+extern "C" const char *attune_status_string(attune_status status) {
+    switch (status) {
+    case ATTUNE_OK:
+        return "ok";
+    case ATTUNE_INVALID_ARGUMENT:
+        return "invalid argument";
+    case ATTUNE_UNSUPPORTED:
+        return "unsupported";
+    case ATTUNE_OUT_OF_MEMORY:
+        return "out of memory";
+    case ATTUNE_KERNEL_FAILED:
+        return "kernel failed";
+    case ATTUNE_IO_ERROR:
+        return "input/output error";
+    }
+    return "unknown status";
+}
+
+extern "C" const char *attune_dtype_string(attune_dtype dtype) {
+    switch (dtype) {
+    case ATTUNE_F32:
+        return "f32";
+    case ATTUNE_BF16:
+        return "bf16";
+    case ATTUNE_F16:
+        return "f16";
+    case ATTUNE_U8:
+        return "u8";
+    case ATTUNE_I64:
+        return "i64";
+    }
+    return "unknown";
+}
+
+extern "C" const char *attune_version(void) {
+    return "0.1.0";
+}

@@ -1,0 +1,132 @@
+#include "strict.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace attune::rt {
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// One row of one query head, and its scores as they go through the stages.
+struct Row {
+    const attune_args &args;
+    const attune_problem &p;
+    int64_t b, h, hkv, i;
+    Interval seen;
+
+    Row(const attune_args &args, const Tile &tile, int64_t r) : args(args), p(*args.problem), b(tile.b), hkv(tile.hkv) {
+        const int64_t row = tile.first + r;
+        h = hkv * (p.Hq / p.Hkv) + row / p.N;
+        i = row % p.N;
+        seen = visible_keys(args, b, i);
+    }
+
+    double raw(int64_t j) const {
+        const attune_tensors &t = *args.tensors;
+        const float *q = at<float>(t.q, b, h, i), *k = at<float>(t.k, b, hkv, j);
+        double dot = 0;
+        for (int64_t d = 0; d < p.dk; d++) dot += double(q[d * t.q.stride[3]]) * double(k[d * t.k.stride[3]]);
+        return float(double(args.scale) * dot); // a score that overflows f32 is infinite
+    }
+
+    double capped(int64_t j) const {
+        const double s = raw(j);
+        return p.flags & ATTUNE_SOFTCAP ? double(p.softcap) * std::tanh(s / double(p.softcap)) : s;
+    }
+
+    // False if key j is invisible.
+    bool biased(int64_t j, double &s) const {
+        const attune_tensors &t = *args.tensors;
+        if (j < seen.begin || j >= seen.end) return false;
+        if (p.flags & ATTUNE_MASK && !*at<uint8_t>(*t.mask, b, h, i, j)) return false;
+        double bias = 0;
+        if (p.flags & ATTUNE_BIAS) bias = *at<float>(*t.bias, b, h, i, j);
+        if (bias == -kInf) return false;
+        s = capped(j);
+        if (p.flags & ATTUNE_ALIBI) {
+            const int64_t offset = p.flags & ATTUNE_OFFSETS ? t.offsets[b] : p.offset;
+            s -= double(t.alibi_slopes[h]) * std::fabs(double(i + offset - j));
+        }
+        s += bias;
+        return s != -kInf;
+    }
+};
+
+struct State {
+    double max = -kInf, sum = 0;
+    bool any = false, poisoned = false; // by a NaN or +inf in a visible score
+};
+
+State reduce(const Row &row, Interval keys) {
+    State x;
+    double s;
+    for (int64_t j = keys.begin; j < keys.end; j++) {
+        if (!row.biased(j, s)) continue;
+        x.any = true;
+        x.poisoned = x.poisoned || std::isnan(s) || s == kInf;
+        x.max = std::max(x.max, s);
+    }
+    if (x.any && !x.poisoned)
+        for (int64_t j = keys.begin; j < keys.end; j++)
+            if (row.biased(j, s)) x.sum += std::exp(s - x.max);
+    return x;
+}
+
+} // namespace
+
+void strict_attend(const attune_args &args, const Tile &tile, Interval keys, float *out, int64_t out_stride,
+                   float *row_max, float *row_sum) {
+    const attune_problem &p = *args.problem;
+    const attune_tensors &t = *args.tensors;
+    std::vector<double> acc(p.dv);
+    for (int64_t r = 0; r < tile.rows; r++) {
+        const Row row(args, tile, r);
+        const State x = reduce(row, keys);
+        std::fill(acc.begin(), acc.end(), 0.0);
+        double s;
+        if (x.any && !x.poisoned)
+            for (int64_t j = keys.begin; j < keys.end; j++) {
+                if (!row.biased(j, s)) continue;
+                const double w = std::exp(s - x.max);
+                const float *v = at<float>(t.v, tile.b, tile.hkv, j);
+                for (int64_t c = 0; c < p.dv; c++) acc[c] += w * double(v[c * t.v.stride[3]]);
+            }
+        for (int64_t c = 0; c < p.dv; c++)
+            out[r * out_stride + c] = float(x.poisoned ? kNan : x.any ? acc[c] / x.sum : 0.0);
+        row_max[r] = float(x.poisoned ? kNan : x.any ? x.max : -double(std::numeric_limits<float>::max()));
+        row_sum[r] = float(x.poisoned ? kNan : x.sum);
+    }
+}
+
+void strict_scores(const attune_args &args, const Tile &tile) {
+    const attune_problem &p = *args.problem;
+    const attune_tensor &t = *args.tensors->scores;
+    for (int64_t r = 0; r < tile.rows; r++) {
+        const Row row(args, tile, r);
+        const State x = p.scores_stage == ATTUNE_SCORES_PROBABILITIES ? reduce(row, {0, p.M}) : State{};
+        for (int64_t j = 0; j < p.M; j++) {
+            double s = -kInf, value = 0;
+            switch (p.scores_stage) {
+            case ATTUNE_SCORES_RAW:
+                value = row.raw(j);
+                break;
+            case ATTUNE_SCORES_CAPPED:
+                value = row.capped(j);
+                break;
+            case ATTUNE_SCORES_BIASED:
+                value = row.biased(j, s) ? s : -kInf;
+                break;
+            case ATTUNE_SCORES_PROBABILITIES:
+                value = x.poisoned ? kNan : row.biased(j, s) ? std::exp(s - x.max) / x.sum : 0.0;
+                break;
+            }
+            *at<float>(t, row.b, row.h, row.i, j) = float(value);
+        }
+    }
+}
+
+} // namespace attune::rt
