@@ -27,6 +27,8 @@ ISA_TARGETS = {
     "avx512": X86 + "-avx-f16c-fma-avx2-avx512-avx512_skylake",
 }
 COMMON_FEATURES = "-no_asserts-no_bounds_query-no_runtime"
+# Kernels that an autoscheduler made keep Halide's checks: nobody knows which sizes its tiles need.
+CHECKED_FEATURES = "-no_runtime"
 DTYPES = {"f32": ("ATTUNE_F32", "float32"), "bf16": ("ATTUNE_BF16", "bfloat16"), "f16": ("ATTUNE_F16", "float16")}
 FLAGS = {
     "scale": "ATTUNE_SCALE", "causal": "ATTUNE_CAUSAL", "mask": "ATTUNE_MASK", "bias": "ATTUNE_BIAS", "kv_len": "ATTUNE_KV_LEN",
@@ -96,7 +98,7 @@ def load(paths):
 
 def target_of(entry):
     own_threads = "own_threads" in entry["constraints"].get("traits", [])
-    return ISA_TARGETS[entry["isa"]] + COMMON_FEATURES + ("" if own_threads else "-user_context")
+    return ISA_TARGETS[entry["isa"]] + (CHECKED_FEATURES if own_threads else COMMON_FEATURES + "-user_context")
 
 
 def functions_of(entry):
@@ -163,11 +165,12 @@ def descriptor(entry, out):
     traits = " | ".join(TRAITS[t] for t in c.get("traits", [])) or "0"
     dk_range = c.get("dk", [dk or 1, dk or 1 << 20])
     dv_range = c.get("dv", [dv or 1, dv or 1 << 20])
+    least = ", ".join(str(c.get("least", {}).get(key, 0)) for key in ("n", "m", "h"))
     types = ", ".join(DTYPES[entry["dtypes"][k]][0] for k in ("q", "kv", "o"))
     quoted = json.dumps(json.dumps(p))
     out.append(
         f"const attune_kernel {name}{{sizeof(attune_kernel), ATTUNE_KERNEL_ABI, \"{name}\", \"{entry['strategy']}\", \"{entry['backend']}\", "
-        f"\"{entry['isa']}\", ATTUNE_CPU, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {flags}, "
+        f"\"{entry['isa']}\", ATTUNE_CPU, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {least}, {flags}, "
         f"{int(c.get('window', True))}, {int(c.get('gqa', True))}, {traits}, {quoted}, {json.dumps(entry['why'], ensure_ascii=False)}, "
         f"phases_{name}, {len(phases)}, kernel_shared_bytes<{meta}>, kernel_scratch_bytes<{meta}, mem_{name}>, kernel_stack_bytes<mem_{name}>}};")
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <iterator>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -66,19 +68,24 @@ bool cpu_has(std::string_view isa) {
 }
 
 std::string_view dispatch_isa(std::string *error) {
-    const char *forced = std::getenv("ATTUNE_ISA");
-    if (!forced || !*forced) return detected_isa();
-    std::string known;
-    for (std::string_view isa : kIsas) known += fmt::format("{}{}", known.empty() ? "" : ", ", isa);
-    if (isa_rank(forced) < 0) {
-        if (error) *error = fmt::format("ATTUNE_ISA is '{}': expected one of {}", forced, known);
-        return detected_isa();
-    }
-    if (!cpu_has(forced)) {
-        if (error) *error = fmt::format("ATTUNE_ISA is '{}': this CPU offers {} at most", forced, detected_isa());
-        return detected_isa();
-    }
-    return kIsas[isa_rank(forced)];
+    // Resolved once: packed weights depend on it, and a run must not allocate.
+    struct Choice {
+        std::string_view isa = detected_isa();
+        std::string error;
+        Choice() {
+            const char *forced = std::getenv("ATTUNE_ISA");
+            if (!forced || !*forced) return;
+            if (isa_rank(forced) < 0)
+                error = fmt::format("ATTUNE_ISA is '{}': expected one of {}", forced, fmt::join(kIsas, ", "));
+            else if (!cpu_has(forced))
+                error = fmt::format("ATTUNE_ISA is '{}': this CPU offers {} at most", forced, detected_isa());
+            else
+                isa = kIsas[isa_rank(forced)];
+        }
+    };
+    static const Choice choice;
+    if (error) *error = choice.error;
+    return choice.isa;
 }
 
 } // namespace attune::rt

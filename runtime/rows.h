@@ -51,8 +51,10 @@ inline Interval visible_keys(const attune_args &args, int64_t b, int64_t i) {
     if (p.flags & ATTUNE_KV_LEN) end = std::clamp<int64_t>(args.tensors->kv_len[b], 0, p.M);
     const int64_t position = i + (p.flags & ATTUNE_OFFSETS ? args.tensors->offsets[b] : p.offset);
     if (p.flags & ATTUNE_CAUSAL) end = std::min(end, position + 1);
-    if (p.window_right >= 0 && p.window_right < p.M) end = std::min(end, position + p.window_right + 1);
-    if (p.window_left >= 0) begin = std::max(begin, position - p.window_left);
+    // Offsets are within 2^60: a window cut to twice that cannot overflow.
+    constexpr int64_t kFar = int64_t(1) << 61;
+    if (p.window_right >= 0) end = std::min(end, position + std::min(p.window_right, kFar) + 1);
+    if (p.window_left >= 0) begin = std::max(begin, position - std::min(p.window_left, kFar));
     if (begin >= end) return {0, 0};
     return {begin, end};
 }

@@ -51,6 +51,7 @@ typedef struct attune_kernel {
     attune_dtype q_dtype, kv_dtype, o_dtype;
     int64_t dk, dv;                         /* the sizes it is specialised for; 0: any, at run time */
     int64_t dk_min, dk_max, dv_min, dv_max; /* what it accepts */
+    int64_t n_min, m_min, h_min;            /* the fewest rows, keys and query heads it works for */
     uint32_t flags;                         /* which of a problem's flags it can do */
     int window, gqa;                        /* can do a window, Hq != Hkv */
     uint32_t traits;

@@ -125,10 +125,11 @@ int64_t heap_bytes(const KernelMeta &meta, const Memory &memory, const attune_pr
     return memory.heap + memory.heap_per_key * p.M + memory.heap_per_feature * Sizes(meta, p).dv;
 }
 
-// V as the kernel may read it, or not at all (then the strict code serves).
-bool readable(const attune_tensor &v, const attune_problem &p) {
-    const int64_t row = p.M > 1 ? v.stride[2] : 0;
-    return (v.stride[3] == 1 || p.dv == 1) && row >= 0 && row <= kMaxIndex && (p.M - 1) * row + p.dv <= kMaxIndex;
+// Whether a kernel may read K or V in place (otherwise a packed copy or the strict code serves).
+bool readable(const attune_tensor &t) {
+    const int64_t rows = t.shape[2], features = t.shape[3], row = rows > 1 ? t.stride[2] : 0;
+    return (t.stride[3] == 1 || features == 1) && row >= 0 && row <= kMaxIndex &&
+           (rows - 1) * row + features <= kMaxIndex;
 }
 
 bool readable_mask(const attune_tensor &t, const attune_problem &p, int64_t group) {
@@ -413,8 +414,8 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     const bool natural = in_natural_units(p);
     const float unit = natural ? kLog2e : 1.0f, scale = natural ? args.scale : args.scale * kLog2e;
     OptionalTensors optional(args, meta, scratch);
-    const bool kernel_can = (s.packs_values || readable(t.v, p)) && optional.readable() &&
-                            (meta.panel || readable(t.k, p)) && (s.packs_values || s.dv == p.dv);
+    const bool kernel_can = (s.packs_values || readable(t.v)) && optional.readable() && (meta.panel || readable(t.k)) &&
+                            (s.packs_values || s.dv == p.dv);
 
     // Buffers that stay the same, and those whose address changes from tile to tile.
     Buffer<2> query(scratch.query, {s.dk, meta.q}, {1, s.dk});
@@ -681,7 +682,7 @@ int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_arg
     Stage st(meta, args, scratch_memory);
     const attune_problem &p = st.p;
     const attune_tensor &v = args.tensors->v;
-    const bool natural = in_natural_units(p), kernel_can = st.s.packs_values || readable(v, p);
+    const bool natural = in_natural_units(p), kernel_can = st.s.packs_values || readable(v);
     float *o = st.scratch.out;
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);

@@ -58,8 +58,8 @@ using MergeFn = int (*)(void *, halide_buffer_t *part_out, halide_buffer_t *part
 // One function a kind of phase. `tasks` says into how many tasks its work is cut.
 #define ATTUNE_PHASE_KINDS(X)                                                                                          \
     X(pack, PackFn)                                                                                                    \
-    X(attend, AttendFn) X(merge, MergeFn) X(score, ScoreFn) X(mask, MaskFn) X(softmax, SoftmaxFn) X(matmul, MatmulFn)  \
-        X(whole, WholeFn)
+    X(attend, AttendFn)                                                                                                \
+    X(merge, MergeFn) X(score, ScoreFn) X(mask, MaskFn) X(softmax, SoftmaxFn) X(matmul, MatmulFn) X(whole, WholeFn)
 #define ATTUNE_DECLARE(kind, Fn)                                                                                       \
     int kind(const KernelMeta &meta, const Memory &memory, Fn fn, const attune_args &args, int64_t begin, int64_t end, \
              void *scratch);                                                                                           \

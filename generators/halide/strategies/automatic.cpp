@@ -7,11 +7,12 @@ namespace attune_gen {
 
 class AutomaticWhole : public WholePhase<AutomaticWhole> {
   public:
+    GeneratorParam<int> rows{"rows", 1024}, heads{"heads", 8}; // the problem that it plans for
+
     void generate() {
         define();
         promise_layout();
-        // What the autoschedulers plan for: 8 heads of 1024 rows and keys.
-        const int rows = 1024, heads = 8;
+        const int rows = this->rows, heads = this->heads;
         query.set_estimates({{0, int(dk)}, {0, rows}, {0, heads}});
         key.set_estimates({{0, int(dk)}, {0, rows}, {0, heads}});
         value.set_estimates({{0, int(dv)}, {0, rows}, {0, heads}});

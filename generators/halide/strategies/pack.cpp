@@ -38,6 +38,7 @@ class PackKeys : public Generator<PackKeys> {
         bits(p) = max(bits(p), lanes(fold, p));
 
         for (int i : {0, 1}) key.dim(i).set_min(0);
+        key.dim(0).set_stride(Expr()); // Halide takes 1 for granted otherwise
         packed.dim(0).set_bounds(0, w).set_stride(1);
         packed.dim(1).set_bounds(0, dk).set_stride(w);
         packed.dim(2).set_min(0).set_stride(w * dk);

@@ -146,8 +146,8 @@ class Merge : public Generator<Merge> {
         for (auto *b : {&row_max, &row_sum}) b->dim(0).set_bounds(0, 1);
         out.dim(0).set_min(0).set_stride(1);
         Func o = out;
-        o.vectorize(c, v, TailStrategy::GuardWithIf);
-        acc.compute_at(o, c).vectorize(c, v).update().reorder(c, s).vectorize(c, v);
+        o.vectorize(c, v, TailStrategy::RoundUp); // dv is padded to whole vectors
+        acc.compute_at(o, c).bound_extent(c, v).vectorize(c, v).update().reorder(c, s).vectorize(c, v);
         maximum.compute_root();
         sum.compute_root();
     }

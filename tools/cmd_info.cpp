@@ -1,0 +1,296 @@
+// attune info: the machine, the registry, and what is inside a kernel.
+#include "commands.h"
+
+#include "lib/error.h"
+#include "lib/manifest.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+namespace attune::tools {
+namespace {
+
+struct InfoOptions {
+    std::string kernel, diff, json;
+    std::vector<std::string> strategies;
+    bool schedule = false, stmt = false, assembly = false;
+};
+
+std::string flag_names(uint32_t flags) {
+    constexpr struct {
+        uint32_t bit;
+        const char *name;
+    } kNames[] = {{ATTUNE_SCALE, "scale"},     {ATTUNE_CAUSAL, "causal"},      {ATTUNE_MASK, "mask"},
+                  {ATTUNE_BIAS, "bias"},       {ATTUNE_KV_LEN, "kvlen"},       {ATTUNE_OFFSETS, "offsets"},
+                  {ATTUNE_SOFTCAP, "softcap"}, {ATTUNE_ALIBI, "alibi"},        {ATTUNE_SINK, "sink"},
+                  {ATTUNE_SCORES, "scores"},   {ATTUNE_STRIDED_V, "strided v"}};
+    std::string s;
+    for (const auto &n : kNames)
+        if (flags & n.bit) s += fmt::format("{}{}", s.empty() ? "" : ", ", n.name);
+    return s;
+}
+
+std::string trait_names(uint32_t traits) {
+    std::string s;
+    const auto add = [&](uint32_t bit, const char *name) {
+        if (traits & bit) s += fmt::format("{}{}", s.empty() ? "" : ", ", name);
+    };
+    add(ATTUNE_TRAIT_OWN_THREADS, "own threads");
+    add(ATTUNE_TRAIT_QUADRATIC, "O(n·m) memory");
+    add(ATTUNE_TRAIT_STRICT, "strict");
+    add(ATTUNE_TRAIT_ON_REQUEST, "on request");
+    return s;
+}
+
+// {"q":24,"k":192} -> "q=24 k=192"
+std::string short_params(const char *params) {
+    const auto json = nlohmann::json::parse(params ? params : "", nullptr, false);
+    if (!json.is_object()) return params ? params : "";
+    std::string s;
+    for (const auto &[name, value] : json.items())
+        s += fmt::format("{}{}={}", s.empty() ? "" : " ", name,
+                         value.is_string() ? value.get<std::string>() : value.dump());
+    return s;
+}
+
+// Whether the CPU lacks the kernel's ISA or the build its device: asked with the smallest problem the kernel accepts.
+std::string runs_here(const attune_kernel &k) {
+    attune_problem p;
+    attune_problem_init(&p);
+    p.q_dtype = k.q_dtype;
+    p.kv_dtype = k.kv_dtype;
+    p.o_dtype = k.o_dtype;
+    p.device = k.device;
+    p.Hq = p.Hkv = p.N = p.M = 1;
+    p.dk = std::max<int64_t>(1, k.dk_min);
+    p.dv = std::max<int64_t>(1, k.dv_min);
+    const char *reason = attune_kernel_refuses(&k, &p);
+    return reason ? reason : "";
+}
+
+nlohmann::json kernel_json(const attune_kernel &k) {
+    const auto params = nlohmann::json::parse(k.params ? k.params : "", nullptr, false);
+    nlohmann::json phases = nlohmann::json::array();
+    for (int64_t i = 0; i < k.num_phases; ++i) phases.push_back(k.phases[i].name);
+    return {{"name", k.name},
+            {"strategy", k.strategy},
+            {"backend", k.backend},
+            {"isa", k.isa},
+            {"device", device_name(k.device)},
+            {"dtypes", {{"q", dtype_name(k.q_dtype)}, {"kv", dtype_name(k.kv_dtype)}, {"o", dtype_name(k.o_dtype)}}},
+            {"dk", {k.dk_min, k.dk_max}},
+            {"dv", {k.dv_min, k.dv_max}},
+            {"features", flag_names(k.flags)},
+            {"window", k.window != 0},
+            {"gqa", k.gqa != 0},
+            {"traits", trait_names(k.traits)},
+            {"params", params.is_discarded() ? nlohmann::json() : params},
+            {"why", k.why ? k.why : ""},
+            {"phases", phases},
+            {"why_not", runs_here(k)}};
+}
+
+void show_machine_and_registry(const InfoOptions &options) {
+    const Machine machine = detect_machine();
+    Calibration calibration;
+    const int cores = machine.cores;
+    calibration.peak_f32 = measure_peak_gflops(machine, ATTUNE_F32, cores);
+    const double one = cores > 1 ? measure_peak_gflops(machine, ATTUNE_F32, 1) : calibration.peak_f32;
+    calibration.peak_bf16 = measure_peak_gflops(machine, ATTUNE_BF16, cores);
+    calibration.read = measure_read_gbps(machine, cores);
+    const double read_one = cores > 1 ? measure_read_gbps(machine, 1) : calibration.read;
+
+    fmt::print("attune {}\n\n", attune_version());
+    fmt::print("CPU        {}\n", machine.cpu);
+    fmt::print("cores      {}, memory {}\n", cores, format_bytes(double(machine.memory)));
+    const auto cache = [](int64_t bytes) { return bytes ? format_bytes(double(bytes)) : std::string("unknown"); };
+    fmt::print("caches     L1d {}, L2 {}, L3 {}\n", cache(machine.l1d), cache(machine.l2), cache(machine.l3));
+    fmt::print("ISA        dispatch uses {}; the CPU has {}\n", attune_isa(),
+               machine.isas.empty() ? "none that attune knows" : fmt::format("{}", fmt::join(machine.isas, ", ")));
+    if (calibration.peak_f32 > 0)
+        fmt::print("f32 peak   {:.0f} GFLOP/s on one core, {:.0f} on all (measured: independent multiply-adds)\n", one,
+                   calibration.peak_f32);
+    if (calibration.peak_bf16 > calibration.peak_f32 * 1.2)
+        fmt::print("bf16 peak  {:.0f} GFLOP/s on all cores\n", calibration.peak_bf16);
+    fmt::print("reading    {:.1f} GB/s on one core, {:.1f} on all (measured: memory outside the caches)\n", read_one,
+               calibration.read);
+
+    KernelFilter filter;
+    filter.strategies = options.strategies;
+    filter.check_names();
+    nlohmann::json kernels = nlohmann::json::array();
+    const auto left = Table::Align::left;
+    Table table({{"kernel", left},
+                 {"strategy", left},
+                 {"by", left},
+                 {"isa", left},
+                 {"type", left},
+                 {"d", left},
+                 {"knobs", left},
+                 {"traits", left},
+                 {"runs here", left}});
+    std::string devices;
+    for (const attune_kernel *k : all_kernels()) {
+        const std::string device = device_name(k->device);
+        if (devices.find(device) == std::string::npos) devices += (devices.empty() ? "" : ", ") + device;
+        filter.device = k->device;
+        if (!filter.accepts(*k)) continue;
+        const std::string reason = runs_here(*k);
+        table.add({k->name, k->strategy, k->backend, k->device == ATTUNE_CPU ? k->isa : device, kernel_dtypes(*k),
+                   kernel_features(*k), short_params(k->params), trait_names(k->traits),
+                   reason.empty() ? "yes" : "no: " + reason});
+        kernels.push_back(kernel_json(*k));
+    }
+    fmt::print("devices    {}\n\n{} kernels\n\n{}", devices.empty() ? "none: no kernel is linked" : devices,
+               table.size(), table.text());
+    fmt::print("\nattune info KERNEL tells more about one of them.\n");
+    if (!options.json.empty()) {
+        auto json = to_json(machine, attune_isa(), calibration, {});
+        json.erase("rows");
+        json["kernels"] = std::move(kernels);
+        write_json(options.json, json);
+    }
+}
+
+const attune_kernel &find_kernel(const std::string &name) {
+    if (const attune_kernel *k = attune_find_kernel(name.c_str())) return *k;
+    // A strategy or a part of a name is likely meant: list what contains it, or else everything.
+    std::vector<std::string> similar, all;
+    for (const attune_kernel *k : all_kernels()) {
+        all.push_back(k->name);
+        if (std::string(k->name).find(name) != std::string::npos) similar.push_back(k->name);
+    }
+    fail("KERNEL={}: unknown; expected one of:\n  {}", name, fmt::join(similar.empty() ? all : similar, "\n  "));
+}
+
+std::string facts(const attune_kernel &k) {
+    std::string s;
+    const auto line = [&s](std::string_view name, const std::string &value) {
+        if (!value.empty()) s += fmt::format("{:<12}{}\n", name, value);
+    };
+    line("kernel", k.name);
+    line("strategy", k.strategy);
+    line("made by", k.backend);
+    line("device", device_name(k.device));
+    line("ISA", k.isa);
+    line("type", kernel_dtypes(k));
+    line("d_k", k.dk ? fmt::format("{} to {}, specialised for {}", k.dk_min, k.dk_max, k.dk)
+                     : fmt::format("{} to {}, at run time", k.dk_min, k.dk_max));
+    line("d_v", k.dv ? fmt::format("{} to {}, specialised for {}", k.dv_min, k.dv_max, k.dv)
+                     : fmt::format("{} to {}, at run time", k.dv_min, k.dv_max));
+    line("features", flag_names(k.flags) + (k.window ? ", window" : "") + (k.gqa ? ", grouped heads" : ""));
+    line("traits", trait_names(k.traits));
+    line("knobs", short_params(k.params));
+    std::string phases;
+    for (int64_t i = 0; i < k.num_phases; ++i) phases += (i ? ", " : "") + std::string(k.phases[i].name);
+    line("phases", phases);
+    attune_problem p;
+    attune_problem_init(&p);
+    p.q_dtype = k.q_dtype;
+    p.kv_dtype = k.kv_dtype;
+    p.o_dtype = k.o_dtype;
+    p.device = k.device;
+    p.Hq = p.Hkv = 8;
+    p.N = p.M = 1024;
+    p.dk = std::clamp<int64_t>(64, k.dk_min, k.dk_max);
+    p.dv = std::clamp<int64_t>(64, k.dv_min, k.dv_max);
+    const auto bytes = [&p](size_t (*size)(const attune_problem *)) { return size ? double(size(&p)) : 0.0; };
+    line("memory", fmt::format("{} shared, and for each thread {} of workspace and {} of stack (h8 n1024 d{}/{})",
+                               format_bytes(bytes(k.shared_bytes)), format_bytes(bytes(k.scratch_bytes)),
+                               format_bytes(bytes(k.stack_bytes)), p.dk, p.dv));
+    const std::string reason = runs_here(k);
+    line("runs here", reason.empty() ? "yes" : "no: " + reason);
+    line("why", k.why ? k.why : "");
+    return s;
+}
+
+std::string artefact(const attune_kernel &k, const std::string &kind) {
+    std::string text;
+    for (const ManifestPhase &phase : manifest_phases(manifest_path(), k.name)) {
+        text += fmt::format("── {} of {}: {} ──\n", phase.phase, k.name, kind);
+        text += emit_artefact(phase, kind);
+        if (!text.empty() && text.back() != '\n') text += '\n';
+    }
+    return text;
+}
+
+int terminal_columns() {
+    winsize size{};
+    if (isatty(STDOUT_FILENO) && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 60) return size.ws_col;
+    return 160;
+}
+
+// Two columns with marks between them: what `diff` is for.
+void print_side_by_side(const std::string &a, const std::string &b) {
+    const TemporaryFolder folder;
+    write_file(folder.file("a"), a);
+    write_file(folder.file("b"), b);
+    std::string output;
+    const int status = run_program({"diff", "--side-by-side", "--expand-tabs", "--width",
+                                    std::to_string(terminal_columns()), folder.file("a"), folder.file("b")},
+                                   output);
+    if (status > 1) fail("diff ended with status {}; expected 0 or 1: {}", status, output);
+    fmt::print("{}", output);
+}
+
+void run_info(const InfoOptions &options) {
+    if (!options.json.empty()) check_writable(options.json);
+    const bool wants_artefact = options.schedule || options.stmt || options.assembly;
+    if (options.kernel.empty()) {
+        if (wants_artefact || !options.diff.empty())
+            fail("info: --{} without KERNEL; expected a kernel's name first", !options.diff.empty() ? "diff"
+                                                                              : options.schedule    ? "schedule"
+                                                                              : options.stmt        ? "stmt"
+                                                                                                    : "asm");
+        show_machine_and_registry(options);
+        return;
+    }
+    const attune_kernel &k = find_kernel(options.kernel);
+    std::vector<std::string> kinds;
+    if (options.schedule) kinds.push_back("schedule");
+    if (options.stmt) kinds.push_back("stmt");
+    if (options.assembly) kinds.push_back("asm");
+    if (!options.json.empty()) write_json(options.json, kernel_json(k));
+    if (options.diff.empty()) {
+        fmt::print("{}", facts(k));
+        for (const std::string &kind : kinds) fmt::print("\n{}", artefact(k, kind));
+        return;
+    }
+    const attune_kernel &other = find_kernel(options.diff);
+    print_side_by_side(facts(k), facts(other));
+    if (kinds.empty()) kinds.push_back("schedule");
+    for (const std::string &kind : kinds) {
+        fmt::print("\n");
+        print_side_by_side(artefact(k, kind), artefact(other, kind));
+    }
+}
+
+} // namespace
+
+void add_info(CLI::App &app, Status &) {
+    auto options = std::make_shared<InfoOptions>();
+    CLI::App *command = app.add_subcommand("info", "This machine, the registered kernels, and what is inside one");
+    command->add_option("KERNEL", options->kernel, "A kernel's full name: print its facts")->type_name("");
+    command->add_flag("--schedule", options->schedule, "Its loop nest, phase by phase");
+    command->add_flag("--stmt", options->stmt, "Its lowered statement");
+    command->add_flag("--asm", options->assembly, "Its assembly");
+    command
+        ->add_option("--diff", options->diff,
+                     "Beside another kernel, in two columns (with --schedule unless --stmt or --asm)")
+        ->type_name("OTHER");
+    command->add_option("--strategy", options->strategies, "List only kernels of these strategies")
+        ->type_name("A,B")
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    command->add_option("--json", options->json, "Also write it to this file")->type_name("FILE");
+    command->footer(
+        "  attune info\n"
+        "  attune info attn_flash_f32_d64_avx512_q24k192 --schedule\n"
+        "  attune info attn_flash_f32_d64_avx512_q24k192 --diff attn_rowstrip_f32_d64_avx512_q24 --asm\n\n"
+        "Loop nests, statements and assembly are made on demand by the generator program that built the kernel.");
+    command->callback([options] { run_info(*options); });
+}
+
+} // namespace attune::tools

@@ -1,0 +1,139 @@
+// The registry and single checked runs.
+#include "runner.h"
+
+#include "error.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace attune::tools {
+
+Plan make_plan(const attune_problem &problem, const std::string &kernel, const std::string &strategy, int threads,
+               std::string &why) {
+    attune_plan_options options;
+    attune_plan_options_init(&options);
+    options.kernel = kernel.empty() ? nullptr : kernel.c_str();
+    options.strategy = strategy.empty() ? nullptr : strategy.c_str();
+    options.threads = threads;
+    attune_plan *plan = nullptr;
+    if (attune_plan_create(&problem, &options, &plan) != ATTUNE_OK) {
+        why = attune_last_error();
+        return nullptr;
+    }
+    return Plan(plan);
+}
+
+std::vector<const attune_kernel *> all_kernels() {
+    std::vector<const attune_kernel *> kernels;
+    for (int64_t i = 0; i < attune_num_kernels(); ++i) kernels.push_back(attune_kernel_at(i));
+    return kernels;
+}
+
+bool is_ladder(const std::string &strategy) {
+    return strategy.starts_with("ladder_");
+}
+
+std::vector<std::string> all_strategies() {
+    std::vector<std::string> names;
+    for (const attune_kernel *k : all_kernels())
+        if (std::find(names.begin(), names.end(), k->strategy) == names.end()) names.push_back(k->strategy);
+    return names;
+}
+
+void KernelFilter::check_names() const {
+    const auto known = all_strategies();
+    for (const std::string &s : strategies)
+        if (std::find(known.begin(), known.end(), s) == known.end())
+            fail("--strategy={}: unknown; expected one of: {}", s, fmt::join(known, ", "));
+    for (const std::string &k : kernels)
+        if (!attune_find_kernel(k.c_str())) {
+            std::string similar;
+            for (const attune_kernel *other : all_kernels()) similar += fmt::format("\n  {}", other->name);
+            fail("--kernel={}: unknown; expected one of:{}", k, similar);
+        }
+}
+
+bool KernelFilter::accepts(const attune_kernel &kernel) const {
+    const auto contains = [](const std::vector<std::string> &list, const char *name) {
+        return list.empty() || std::find(list.begin(), list.end(), name) != list.end();
+    };
+    return kernel.device == device && contains(strategies, kernel.strategy) && contains(kernels, kernel.name);
+}
+
+attune_device parse_device(const std::string &name) {
+    for (attune_device d : {ATTUNE_CPU, ATTUNE_OPENCL, ATTUNE_VULKAN, ATTUNE_CUDA})
+        if (device_name(d) == name) return d;
+    fail("--device={}: unknown; expected cpu, opencl, vulkan or cuda", name);
+}
+
+std::string device_name(attune_device device) {
+    switch (device) {
+    case ATTUNE_CPU:
+        return "cpu";
+    case ATTUNE_OPENCL:
+        return "opencl";
+    case ATTUNE_VULKAN:
+        return "vulkan";
+    case ATTUNE_CUDA:
+        return "cuda";
+    }
+    return "?";
+}
+
+std::string kernel_dtypes(const attune_kernel &k) {
+    std::string s(dtype_name(k.q_dtype));
+    if (k.kv_dtype != k.q_dtype) s += fmt::format(" (kv {})", dtype_name(k.kv_dtype));
+    if (k.o_dtype != k.q_dtype) s += fmt::format(" (o {})", dtype_name(k.o_dtype));
+    return s;
+}
+
+// Descriptors give their range as numbers; from here on it is as good as none.
+constexpr int64_t kNoLimit = 1 << 20;
+
+std::string kernel_features(const attune_kernel &k) {
+    const auto one = [](int64_t fixed, int64_t least, int64_t most) {
+        if (least == most) return fmt::format("{}", least);
+        if (fixed == 0 && least <= 1 && most >= kNoLimit) return std::string("any");
+        return fmt::format("{}–{}", least, most);
+    };
+    const std::string dk = one(k.dk, k.dk_min, k.dk_max), dv = one(k.dv, k.dv_min, k.dv_max);
+    return dk == dv ? dk : dk + "/" + dv;
+}
+
+std::string first_line(const std::string &text) {
+    return text.substr(0, text.find('\n'));
+}
+
+KernelCheck check_kernel(const attune_kernel &kernel, Inputs &inputs, const Reference &reference, int threads,
+                         Guard guard) {
+    KernelCheck check;
+    const auto wrong = [&check](std::string why) {
+        check.verdict.ok = false;
+        if (check.verdict.why.empty()) check.verdict.why = std::move(why);
+    };
+    std::string why;
+    const Plan plan = make_plan(inputs.problem(), kernel.name, "", threads, why);
+    if (!plan) {
+        wrong("no plan, though the kernel does not refuse the problem: " + why);
+        return check;
+    }
+    if (std::strcmp(attune_plan_kernel(plan.get()), kernel.name) != 0) {
+        wrong(fmt::format("the plan took {} instead", attune_plan_kernel(plan.get())));
+        return check;
+    }
+    check.workspace = attune_plan_workspace(plan.get());
+    const Buffer workspace(check.workspace, guard);
+    inputs.reset_outputs();
+    const attune_status status = attune_run(plan.get(), &inputs.tensors(), workspace.data(), check.workspace);
+    if (status != ATTUNE_OK) {
+        wrong(fmt::format("{}: {}", attune_status_string(status), attune_last_error()));
+        return check;
+    }
+    check.verdict = check_outputs(reference, inputs.tensors());
+    check.hash = inputs.output_hash();
+    if (!inputs.surroundings_intact()) wrong("it wrote beside O or LSE");
+    if (!workspace.slack_intact()) wrong("it wrote beside its workspace");
+    return check;
+}
+
+} // namespace attune::tools
