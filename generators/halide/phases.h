@@ -8,8 +8,8 @@
 
 namespace attune_gen {
 
-// The reading side of a tile of query rows, shared by `attend` (flash, rowstrip) and `partial` (split_kv).
-template <typename Self> class AttendPhase : public Generator<Self> {
+// What decides who sees whom: the arguments of stages/mask.h, in this order, ahead of the phase's own.
+template <typename Self> class MaskedPhase : public Generator<Self> {
   public:
     template <typename T> using Param = GeneratorParam<T>;
     template <typename T> using In = GeneratorInput<T>;
@@ -22,16 +22,51 @@ template <typename Self> class AttendPhase : public Generator<Self> {
     Param<int> k{"k", 192};        // keys of a key block
     Param<int> panel{"panel", 32}; // keys of a packed K panel; 0: K as the caller holds it
 
-    In<Buffer<float, 2>> query{"query"};           // (d, r): scaled, zero padded to whole tiles
-    In<Buffer<>> key{"key"};                       // packed (j in panel, d, panel), or raw (d, j)
-    In<Buffer<>> value{"value"};                   // (c, j)
     In<Buffer<int32_t, 1>> lo{"lo"}, hi{"hi"};     // (r): row r sees the keys lo <= j < hi
+    In<Buffer<int32_t, 1>> position{"position"};   // (r): where the row stands among the keys
+    In<Buffer<float, 1>> slope{"slope"};           // (r): ALiBi's slope of the row's head
     In<Buffer<uint8_t, 3>> mask{"mask"};           // (j, i, g), see RowTensors
     In<Buffer<float, 3>> bias{"bias"};             // (j, i, g)
     In<Buffer<uint8_t, 2>> mask_tail{"mask_tail"}; // (j in panel, r)
     In<Buffer<float, 2>> bias_tail{"bias_tail"};   // (j in panel, r)
-    In<bool> use_mask{"use_mask"}, use_bias{"use_bias"};
+    In<bool> use_mask{"use_mask"}, use_bias{"use_bias"}, use_softcap{"use_softcap"}, use_alibi{"use_alibi"};
+    In<float> softcap{"softcap"};
     In<int32_t> first_row{"first_row"}, rows_per_head{"rows_per_head"}, num_rows{"num_rows"}, num_keys{"num_keys"};
+
+  protected:
+    int lanes() const { return this->natural_vector_size(Float(32)); }
+
+    RowTensors row_tensors() {
+        RowTensors t;
+        t.lo = lo, t.hi = hi, t.position = position, t.slope = slope;
+        t.mask = mask, t.bias = bias, t.mask_tail = mask_tail, t.bias_tail = bias_tail;
+        t.use_mask = use_mask, t.use_bias = use_bias, t.use_softcap = use_softcap, t.use_alibi = use_alibi;
+        t.softcap = softcap;
+        t.first_row = first_row, t.rows_per_head = rows_per_head, t.num_rows = num_rows, t.num_keys = num_keys;
+        t.panel = panel ? int(panel) : int(k);
+        return t;
+    }
+
+    void promise_mask_layout() {
+        const int rows = q;
+        for (auto *b : {&lo, &hi, &position}) b->dim(0).set_bounds(0, rows).set_stride(1);
+        slope.dim(0).set_bounds(0, rows).set_stride(1);
+        for (int i : {0, 1}) mask_tail.dim(i).set_min(0), bias_tail.dim(i).set_min(0);
+        for (int i : {0, 1, 2}) mask.dim(i).set_min(0), bias.dim(i).set_min(0);
+    }
+};
+
+// The reading side of a tile of query rows, shared by `attend` (flash, rowstrip) and `partial` (split_kv).
+template <typename Self> class AttendPhase : public MaskedPhase<Self> {
+  public:
+    using Base = MaskedPhase<Self>;
+    template <typename T> using In = GeneratorInput<T>;
+    template <typename T> using Out = GeneratorOutput<T>;
+    using Base::dk, Base::dv, Base::q, Base::k, Base::panel, Base::kv_type;
+
+    In<Buffer<float, 2>> query{"query"};                        // (d, r): scaled, zero padded to whole tiles
+    In<Buffer<>> key{"key"};                                    // packed (j in panel, d, panel), or raw (d, j)
+    In<Buffer<>> value{"value"};                                // (c, j)
     In<int32_t> begin{"begin"}, end{"end"};                     // keys that some row sees lie in [begin, end)
     In<int32_t> full_begin{"full_begin"}, full_end{"full_end"}; // keys in [full_begin, full_end) are seen by every row
     In<float> unit{"unit"}; // scores are in units of log2: 1; in natural units: log2 e
@@ -53,26 +88,6 @@ template <typename Self> class AttendPhase : public Generator<Self> {
     // Features of Q and K, and of V and O, as the schedule may rely on them.
     Expr dk_extent() { return dk ? Expr(int(dk)) : Expr(query.dim(0).extent()); }
     Expr dv_extent() { return dv ? Expr(int(dv)) : Expr(out.dim(0).extent()); }
-
-    int lanes() const { return this->natural_vector_size(Float(32)); }
-
-    RowTensors row_tensors() {
-        RowTensors t;
-        t.lo = lo;
-        t.hi = hi;
-        t.mask = mask;
-        t.bias = bias;
-        t.mask_tail = mask_tail;
-        t.bias_tail = bias_tail;
-        t.use_mask = use_mask;
-        t.use_bias = use_bias;
-        t.panel = panel ? int(panel) : int(k);
-        t.first_row = first_row;
-        t.rows_per_head = rows_per_head;
-        t.num_rows = num_rows;
-        t.num_keys = num_keys;
-        return t;
-    }
 
     // What the runtime promises of the buffers. Violations are undefined behaviour: the adapter asserts each in its own
     // code.
@@ -97,7 +112,6 @@ template <typename Self> class AttendPhase : public Generator<Self> {
         out.dim(1).set_bounds(0, rows);
         if (c) value.dim(0).set_extent(c), out.dim(0).set_extent(c), out.dim(1).set_stride(c);
         const Expr columns = out.dim(0).extent();
-        for (auto *b : {&lo, &hi}) b->dim(0).set_bounds(0, rows).set_stride(1);
         for (auto *b : {&row_max, &row_sum}) {
             if (c)
                 b->dim(0).set_bounds(0, rows).set_stride(1);
@@ -106,12 +120,7 @@ template <typename Self> class AttendPhase : public Generator<Self> {
         }
         if (!c) out.dim(1).set_stride(columns);
         if (!c && panel) value.dim(0).set_extent(columns);
-        for (int i : {0, 1}) mask_tail.dim(i).set_min(0), bias_tail.dim(i).set_min(0);
-        mask_tail.dim(0).set_stride(1);
-        bias_tail.dim(0).set_stride(1);
-        mask.dim(0).set_min(0).set_stride(1);
-        bias.dim(0).set_min(0).set_stride(1);
-        for (int i : {1, 2}) mask.dim(i).set_min(0), bias.dim(i).set_min(0);
+        this->promise_mask_layout();
     }
 };
 

@@ -32,4 +32,9 @@ template <int N> struct Buffer : halide_buffer_t {
     }
 };
 
+// For calls through templates, which do not convert by themselves.
+inline halide_buffer_t *base(halide_buffer_t &b) {
+    return &b;
+}
+
 } // namespace attune::rt::halide

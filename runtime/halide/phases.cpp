@@ -228,33 +228,11 @@ bool in_natural_units(const attune_problem &p) {
            (p.flags & ATTUNE_SCORES && p.scores_stage != ATTUNE_SCORES_PROBABILITIES);
 }
 
-// Who sees what: an interval for each row (in scratch), their union, and what all rows see (nothing, where a mask or
-// bias is given).
+// Which keys matter to a tile: the union of its rows' intervals, and what all rows see (nothing, where scores are
+// changed one by one).
 struct Seen {
     int64_t first, last, all_first, all_last;
 };
-
-Seen see(const attune_args &args, const KernelMeta &meta, const Tile &tile, Interval part, const Scratch &scratch) {
-    const attune_problem &p = *args.problem;
-    const bool structured = is_structured(p);
-    Seen s{p.M, 0, 0, p.M};
-    for (int64_t r = 0; r < meta.q; r++) {
-        Interval seen{0, 0};
-        if (r < tile.rows) {
-            seen = structured ? visible_keys(args, tile.b, (tile.first + r) % p.N) : Interval{0, p.M};
-            seen.begin = std::max(seen.begin, part.begin);
-            seen.end = std::max(seen.begin, std::min(seen.end, part.end));
-            if (seen.begin < seen.end) s.first = std::min(s.first, seen.begin), s.last = std::max(s.last, seen.end);
-            s.all_first = std::max(s.all_first, seen.begin);
-            s.all_last = std::min(s.all_last, seen.end);
-        }
-        scratch.lo[r] = int32_t(seen.begin);
-        scratch.hi[r] = int32_t(seen.end);
-    }
-    if (s.first >= s.last) s.first = s.last = 0;
-    if (s.all_first >= s.all_last || p.flags & (ATTUNE_MASK | ATTUNE_BIAS)) s.all_first = s.all_last = s.first;
-    return s;
-}
 
 bool keys_finite(const Shared &shared, const Sizes &s, int64_t head, int64_t panel, const Seen &seen) {
     const int64_t chunk = panel * kPackChunk;
@@ -263,47 +241,89 @@ bool keys_finite(const Shared &shared, const Sizes &s, int64_t head, int64_t pan
     return true;
 }
 
-// The optional tensors of a tile, as kernels read them: whole panels in place, the ragged one at the end from a copy.
-struct OptionalTensors {
-    const attune_args &args;
-    const Scratch &scratch;
-    const bool use_mask, use_bias;
-    const int64_t group, w;
-    const bool whole_panel;
-    Buffer<3> mask, bias;
-    Buffer<2> mask_tail, bias_tail;
+// What decides who sees whom in a tile, as kernels read it: an interval of keys for each row, positions and slopes, and
+// the optional tensors: whole panels in place, the ragged one at the end from a copy.
+class TileMask {
+  public:
+    TileMask(const attune_args &args, const KernelMeta &meta, const Scratch &scratch)
+        : args_(args), p_(*args.problem), scratch_(scratch), q_(meta.q), group_(p_.Hq / p_.Hkv),
+          w_(meta.panel ? meta.panel : meta.k), whole_panel_(p_.M >= w_), structured_(is_structured(p_)),
+          lo_(scratch.lo, {q_}, {1}), hi_(scratch.hi, {q_}, {1}), position_(scratch.position, {q_}, {1}),
+          slope_(scratch.slope, {q_}, {1}), mask_(scratch.mask_tail, extents(), strides(args.tensors->mask)),
+          bias_(scratch.bias_tail, extents(), strides(args.tensors->bias)),
+          mask_tail_(scratch.mask_tail, {w_, q_}, {1, w_}), bias_tail_(scratch.bias_tail, {w_, q_}, {1, w_}) {}
 
-    OptionalTensors(const attune_args &args, const KernelMeta &meta, const Scratch &scratch)
-        : args(args), scratch(scratch), use_mask(args.problem->flags & ATTUNE_MASK),
-          use_bias(args.problem->flags & ATTUNE_BIAS), group(args.problem->Hq / args.problem->Hkv),
-          w(meta.panel ? meta.panel : meta.k), whole_panel(args.problem->M >= w),
-          mask(scratch.mask_tail, extents(), strides(args.tensors->mask)),
-          bias(scratch.bias_tail, extents(), strides(args.tensors->bias)),
-          mask_tail(scratch.mask_tail, {w, meta.q}, {1, w}), bias_tail(scratch.bias_tail, {w, meta.q}, {1, w}) {}
-
+    // Whether the optional tensors have strides that a kernel takes.
     bool readable() const {
-        return (!use_mask || readable_mask(*args.tensors->mask, *args.problem, group)) &&
-               (!use_bias || readable_mask(*args.tensors->bias, *args.problem, group));
+        return (!has(ATTUNE_MASK) || readable_mask(*args_.tensors->mask, p_, group_)) &&
+               (!has(ATTUNE_BIAS) || readable_mask(*args_.tensors->bias, p_, group_));
     }
 
-    // `last`: one past the last key that the tile sees.
-    void move_to(const Tile &tile, int64_t last) {
-        const int64_t M = args.problem->M, tail = M / w * w;
-        if (use_mask) move(mask, *args.tensors->mask, tile, tail, tail < M && last > tail, scratch.mask_tail);
-        if (use_bias) move(bias, *args.tensors->bias, tile, tail, tail < M && last > tail, scratch.bias_tail);
+    // Prepares for `tile` and the keys of `part`. Keys by structure only: a mask may hide more.
+    Seen move_to(const Tile &tile, Interval part) {
+        tile_ = tile;
+        Seen s{p_.M, 0, 0, p_.M};
+        for (int64_t r = 0; r < q_; r++) {
+            Interval seen{0, 0};
+            if (r < tile.rows) {
+                seen = structured_ ? visible_keys(args_, tile.b, (tile.first + r) % p_.N) : Interval{0, p_.M};
+                seen.begin = std::max(seen.begin, part.begin);
+                seen.end = std::max(seen.begin, std::min(seen.end, part.end));
+                if (seen.begin < seen.end) s.first = std::min(s.first, seen.begin), s.last = std::max(s.last, seen.end);
+                s.all_first = std::max(s.all_first, seen.begin);
+                s.all_last = std::min(s.all_last, seen.end);
+            }
+            scratch_.lo[r] = int32_t(seen.begin);
+            scratch_.hi[r] = int32_t(seen.end);
+        }
+        if (s.first >= s.last) s.first = s.last = 0;
+        if (s.all_first >= s.all_last || has(ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI))
+            s.all_first = s.all_last = s.first;
+        const int64_t tail = p_.M / w_ * w_;
+        const bool ragged = tail < p_.M && s.last > tail;
+        if (has(ATTUNE_MASK)) move(mask_, *args_.tensors->mask, tail, ragged, scratch_.mask_tail);
+        if (has(ATTUNE_BIAS)) move(bias_, *args_.tensors->bias, tail, ragged, scratch_.bias_tail);
+        if (has(ATTUNE_ALIBI)) place_rows();
+        return s;
+    }
+
+    // fn(context, mask arguments…, rest…)
+    template <typename Fn, typename... Rest> int call(Fn fn, void *context, Rest... rest) {
+        return fn(context, &lo_, &hi_, &position_, &slope_, &mask_, &bias_, &mask_tail_, &bias_tail_, has(ATTUNE_MASK),
+                  has(ATTUNE_BIAS), has(ATTUNE_SOFTCAP), has(ATTUNE_ALIBI), has(ATTUNE_SOFTCAP) ? p_.softcap : 1.0f,
+                  int32_t(tile_.first), int32_t(p_.N), int32_t(group_ * p_.N), int32_t(p_.M), rest...);
     }
 
   private:
-    std::array<int64_t, 3> extents() const { return {args.problem->M, args.problem->N, group}; }
+    const attune_args &args_;
+    const attune_problem &p_;
+    const Scratch &scratch_;
+    const int64_t q_, group_, w_;
+    const bool whole_panel_, structured_;
+    Tile tile_{};
+    Buffer<1> lo_, hi_, position_, slope_;
+    Buffer<3> mask_, bias_;
+    Buffer<2> mask_tail_, bias_tail_;
+
+    bool has(uint32_t flags) const { return p_.flags & flags; }
+    std::array<int64_t, 3> extents() const { return {p_.M, p_.N, group_}; }
     // Where there is no whole panel to read, the kernel reads (and drops) the tail's.
     std::array<int64_t, 3> strides(const attune_tensor *t) const {
-        const bool real = t && whole_panel;
-        return {1, real && args.problem->N > 1 ? t->stride[2] : 0, real && group > 1 ? t->stride[1] : 0};
+        const bool real = t && whole_panel_;
+        return {1, real && p_.N > 1 ? t->stride[2] : 0, real && group_ > 1 ? t->stride[1] : 0};
     }
-    template <typename T>
-    void move(Buffer<3> &b, const attune_tensor &t, const Tile &tile, int64_t tail, bool ragged, T *copy) {
-        if (whole_panel) b.move_to(at<T>(t, tile.b, tile.hkv * group, 0));
-        if (ragged) gather_tail(args, t, tile, tail, w, copy);
+    template <typename T> void move(Buffer<3> &b, const attune_tensor &t, int64_t tail, bool ragged, T *copy) {
+        if (whole_panel_) b.move_to(at<T>(t, tile_.b, tile_.hkv * group_, 0));
+        if (ragged) gather_tail(args_, t, tile_, tail, w_, copy);
+    }
+    void place_rows() {
+        const int64_t offset = has(ATTUNE_OFFSETS) ? args_.tensors->offsets[tile_.b] : p_.offset;
+        for (int64_t r = 0; r < q_; r++) {
+            const int64_t row = tile_.first + std::min(r, tile_.rows - 1);
+            // |i + offset - j| becomes a float: positions beyond 2^30 lose nothing that it could hold.
+            scratch_.position[r] = int32_t(std::clamp<int64_t>(row % p_.N + offset, -(1 << 30), 1 << 30));
+            scratch_.slope[r] = args_.tensors->alibi_slopes[tile_.hkv * group_ + row / p_.N];
+        }
     }
 };
 
@@ -413,9 +433,9 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     const int64_t group = p.Hq / p.Hkv, w = meta.panel;
     const bool natural = in_natural_units(p);
     const float unit = natural ? kLog2e : 1.0f, scale = natural ? args.scale : args.scale * kLog2e;
-    OptionalTensors optional(args, meta, scratch);
-    const bool kernel_can = (s.packs_values || readable(t.v)) && optional.readable() && (meta.panel || readable(t.k)) &&
-                            (s.packs_values || s.dv == p.dv);
+    TileMask tile_mask(args, meta, scratch);
+    const bool kernel_can = (s.packs_values || readable(t.v)) && tile_mask.readable() &&
+                            (meta.panel || readable(t.k)) && (s.packs_values || s.dv == p.dv);
 
     // Buffers that stay the same, and those whose address changes from tile to tile.
     Buffer<2> query(scratch.query, {s.dk, meta.q}, {1, s.dk});
@@ -425,7 +445,6 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
                     {1, s.packs_values ? s.dv
                         : p.M > 1      ? t.v.stride[2]
                                        : s.dv});
-    Buffer<1> lo(scratch.lo, {meta.q}, {1}), hi(scratch.hi, {meta.q}, {1});
     Buffer<1> row_max(scratch.row_max, {meta.q}, {1}), row_sum(scratch.row_sum, {meta.q}, {1});
     Buffer<2> any_max(scratch.row_max, {s.dv, meta.q}, {1, s.dv}), any_sum(scratch.row_sum, {s.dv, meta.q}, {1, s.dv});
     halide_buffer_t *max_out = meta.dv ? static_cast<halide_buffer_t *>(&row_max) : &any_max;
@@ -439,24 +458,21 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
         Interval part{0, p.M};
         if (meta.split_keys) part = {tile.split * meta.split_keys, std::min(p.M, (tile.split + 1) * meta.split_keys)};
 
-        const Seen seen = see(args, meta, tile, part, scratch);
+        const Seen seen = tile_mask.move_to(tile, part);
 
         float *o = scratch.out, *m = scratch.row_max, *l = scratch.row_sum;
         bool ok = kernel_can;
         if (meta.panel) ok = ok && keys_finite(shared, s, head, w, seen);
         ok = gather_query(args, tile, meta.q, s.dk, scale, scratch.query) && ok;
         if (ok) {
-            optional.move_to(tile, seen.last);
             packed.move_to(shared.keys + head * s.panels * w * s.dk);
             if (!meta.panel) raw.move_to(at<float>(t.k, tile.b, tile.hkv, 0));
             value.move_to(s.packs_values ? shared.values + head * p.M * s.dv : at<float>(t.v, tile.b, tile.hkv, 0));
             halide_buffer_t *key = meta.panel ? static_cast<halide_buffer_t *>(&packed) : &raw;
             arena.reset();
             if (int error =
-                    fn(&arena, &query, key, &value, &lo, &hi, &optional.mask, &optional.bias, &optional.mask_tail,
-                       &optional.bias_tail, optional.use_mask, optional.use_bias, int32_t(tile.first), int32_t(p.N),
-                       int32_t(group * p.N), int32_t(p.M), int32_t(seen.first), int32_t(seen.last),
-                       int32_t(seen.all_first), int32_t(seen.all_last), unit, &out, max_out, sum_out))
+                    tile_mask.call(fn, &arena, base(query), key, base(value), int32_t(seen.first), int32_t(seen.last),
+                                   int32_t(seen.all_first), int32_t(seen.all_last), unit, base(out), max_out, sum_out))
                 return error;
             if (!meta.dv)
                 for (int64_t r = 0; r < tile.rows; r++) {
@@ -619,32 +635,14 @@ int64_t mask_tasks(const KernelMeta &meta, const attune_args &args) {
 int mask(const KernelMeta &meta, const Memory &, MaskFn fn, const attune_args &args, int64_t begin, int64_t end,
          void *scratch_memory) {
     Stage st(meta, args, scratch_memory);
-    const attune_problem &p = st.p;
-    OptionalTensors optional(args, meta, st.scratch);
-    const float cap = p.flags & ATTUNE_SOFTCAP ? p.softcap : 0.0f;
+    TileMask tile_mask(args, meta, st.scratch);
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);
-        if (!optional.readable()) *st.strict = 1;
+        if (!tile_mask.readable()) *st.strict = 1;
         if (*st.strict) continue;
-        see(args, meta, st.tile, {0, p.M}, st.scratch);
-        optional.move_to(st.tile, p.M);
-        for (int64_t r = 0; r < meta.q; r++) {
-            const int64_t row = st.tile.first + std::min(r, st.tile.rows - 1),
-                          h = st.tile.hkv * st.tiling.group + row / p.N;
-            const int64_t position =
-                row % p.N + (p.flags & ATTUNE_OFFSETS ? args.tensors->offsets[st.tile.b] : p.offset);
-            // |i - j| is a float in the end: positions beyond 2^30 lose nothing that it could hold.
-            st.scratch.position[r] = int32_t(std::clamp<int64_t>(position, -(1 << 30), 1 << 30));
-            st.scratch.slope[r] = p.flags & ATTUNE_ALIBI ? args.tensors->alibi_slopes[h] : 0.0f;
-        }
-        Buffer<1> lo(st.scratch.lo, {meta.q}, {1}), hi(st.scratch.hi, {meta.q}, {1});
-        Buffer<1> position(st.scratch.position, {meta.q}, {1}), slope(st.scratch.slope, {meta.q}, {1});
-        Buffer<3> raw(st.scores, st.extents(), st.strides()), capped(st.scores, st.extents(), st.strides());
-        if (int error =
-                fn(nullptr, &raw, &lo, &hi, &position, &slope, &optional.mask, &optional.bias, &optional.mask_tail,
-                   &optional.bias_tail, optional.use_mask, optional.use_bias, bool(p.flags & ATTUNE_ALIBI), cap,
-                   int32_t(st.tile.first), int32_t(p.N), int32_t(st.tiling.group * p.N), int32_t(p.M), &capped))
-            return error;
+        tile_mask.move_to(st.tile, {0, st.p.M});
+        Buffer<3> raw(st.scores, st.extents(), st.strides()), masked(st.scores, st.extents(), st.strides());
+        if (int error = tile_mask.call(fn, nullptr, base(raw), base(masked))) return error;
         if (st.gives(ATTUNE_SCORES_BIASED)) {
             constexpr float kInf = std::numeric_limits<float>::infinity();
             st.give([](int64_t, float x) { return x == -std::numeric_limits<float>::max() ? -kInf : x; });
@@ -723,10 +721,12 @@ int whole(const KernelMeta &meta, const Memory &, WholeFn fn, const attune_args 
     const attune_tensors &t = *args.tensors;
     const Shared shared(meta, p, args.shared);
     const int64_t group = p.Hq / p.Hkv;
+    // These kernels keep Halide's check that a buffer spans less than 2^31 bytes.
     auto fits = [&](const attune_tensor &x, int64_t rows, int64_t heads) {
+        constexpr int64_t kLimit = kMaxIndex / int64_t(sizeof(float));
         const int64_t row = rows > 1 ? std::abs(x.stride[2]) : 0, head = heads > 1 ? std::abs(x.stride[1]) : 0;
-        return (x.shape[3] == 1 || x.stride[3] == 1) && row <= kMaxIndex && head <= kMaxIndex &&
-               row * (rows - 1) + head * (heads - 1) + x.shape[3] <= kMaxIndex;
+        return (x.shape[3] == 1 || x.stride[3] == 1) && row <= kLimit && head <= kLimit &&
+               row * (rows - 1) + head * (heads - 1) + x.shape[3] <= kLimit;
     };
     const bool kernel_can = p.M > 0 && fits(t.q, p.N, p.Hq) && fits(t.k, p.M, p.Hkv) && fits(t.v, p.M, p.Hkv);
     auto buffer = [](const attune_tensor &x, int64_t rows, int64_t heads) {

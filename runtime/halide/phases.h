@@ -33,18 +33,17 @@ struct Memory {
 };
 
 using PackFn = int (*)(void *, halide_buffer_t *key, halide_buffer_t *packed, halide_buffer_t *bits);
-using AttendFn = int (*)(void *, halide_buffer_t *query, halide_buffer_t *key, halide_buffer_t *value,
-                         halide_buffer_t *lo, halide_buffer_t *hi, halide_buffer_t *mask, halide_buffer_t *bias,
-                         halide_buffer_t *mask_tail, halide_buffer_t *bias_tail, bool use_mask, bool use_bias,
-                         int32_t first_row, int32_t rows_per_head, int32_t num_rows, int32_t num_keys, int32_t begin,
-                         int32_t end, int32_t full_begin, int32_t full_end, float unit, halide_buffer_t *out,
-                         halide_buffer_t *row_max, halide_buffer_t *row_sum);
+// What decides who sees whom comes first in the phases that mask (MaskedPhase in generators/halide/phases.h).
+#define ATTUNE_MASK_ARGUMENTS                                                                                          \
+    halide_buffer_t *lo, halide_buffer_t *hi, halide_buffer_t *position, halide_buffer_t *slope,                       \
+        halide_buffer_t *mask, halide_buffer_t *bias, halide_buffer_t *mask_tail, halide_buffer_t *bias_tail,          \
+        bool use_mask, bool use_bias, bool use_softcap, bool use_alibi, float softcap, int32_t first_row,              \
+        int32_t rows_per_head, int32_t num_rows, int32_t num_keys
+using AttendFn = int (*)(void *, ATTUNE_MASK_ARGUMENTS, halide_buffer_t *query, halide_buffer_t *key,
+                         halide_buffer_t *value, int32_t begin, int32_t end, int32_t full_begin, int32_t full_end,
+                         float unit, halide_buffer_t *out, halide_buffer_t *row_max, halide_buffer_t *row_sum);
+using MaskFn = int (*)(void *, ATTUNE_MASK_ARGUMENTS, halide_buffer_t *raw, halide_buffer_t *masked);
 using ScoreFn = int (*)(void *, halide_buffer_t *query, halide_buffer_t *key, halide_buffer_t *scores);
-using MaskFn = int (*)(void *, halide_buffer_t *raw, halide_buffer_t *lo, halide_buffer_t *hi,
-                       halide_buffer_t *position, halide_buffer_t *slope, halide_buffer_t *mask, halide_buffer_t *bias,
-                       halide_buffer_t *mask_tail, halide_buffer_t *bias_tail, bool use_mask, bool use_bias,
-                       bool use_alibi, float softcap, int32_t first_row, int32_t rows_per_head, int32_t num_rows,
-                       int32_t num_keys, halide_buffer_t *capped);
 using SoftmaxFn = int (*)(void *, halide_buffer_t *scores, float unit, halide_buffer_t *weights,
                           halide_buffer_t *row_max, halide_buffer_t *row_sum);
 using MatmulFn = int (*)(void *, halide_buffer_t *weights, halide_buffer_t *value, halide_buffer_t *row_sum,

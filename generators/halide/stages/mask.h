@@ -15,19 +15,20 @@ namespace attune_gen {
 // past the last element, and every load is one dense vector).
 struct RowTensors {
     Func lo, hi;               // (r): interval of visible keys
+    Func position, slope;      // (r): where the row stands among the keys; ALiBi's slope of its head
     Func mask, bias;           // (j, i, g): nonzero = attend; a summand
     Func mask_tail, bias_tail; // (j in panel, r)
-    Expr use_mask, use_bias;
+    Expr use_mask, use_bias, use_softcap, use_alibi;
+    Expr softcap;
     Expr first_row, rows_per_head, num_rows, num_keys;
     int panel = 0;
 
     Expr row(const Expr &r) const { return min(first_row + r, num_rows - 1); }
-    // Value of `t` (mask or bias) for key j of panel p (counted from key 0).
-    Expr at(const Func &t, const Func &tail, const Expr &j, const Expr &p, const Expr &r) const {
-        const Expr whole = num_keys / panel;
-        const Expr inside =
-            t(clamp(p, 0, max(whole, 1) - 1) * panel + j, row(r) % rows_per_head, row(r) / rows_per_head);
-        return select(p >= whole, tail(j, r), inside);
+    // Value of `t` (mask or bias) for key j of panel p (counted from key 0). Where it is not `used`, one panel of
+    // anything stands in for it.
+    Expr at(const Func &t, const Func &tail, const Expr &used, const Expr &j, const Expr &p, const Expr &r) const {
+        const Expr whole = num_keys / panel, first = select(used, clamp(p, 0, max(whole, 1) - 1) * panel, 0);
+        return select(p >= whole, tail(j, r), t(first + j, row(r) % rows_per_head, row(r) / rows_per_head));
     }
 };
 
@@ -36,15 +37,27 @@ inline Expr safe_key(const RowTensors &t, const Expr &j) {
     return min(j, t.num_keys - 1);
 }
 
-// The masked score of key p * panel + j. A bias of -inf masks; it is recognised by its bits, since the compiler may
-// assume that no float is infinite.
+// cap * tanh(s / cap). tanh by its series near 0, where (1 - t) / (1 + t) loses digits, t = e^(-2|x|).
+inline Expr soft_cap(const Expr &s, const Expr &cap) {
+    const Expr x = s / cap, a = abs(x), x2 = x * x;
+    const Expr t = exp2_nonpositive(a * (-2.0f * kLog2e)), far = (1.0f - t) / (1.0f + t);
+    const Expr near =
+        x * (1.0f + x2 * (-0.333333333f + x2 * (0.133333333f + x2 * (-0.0539682540f + x2 * 0.0218694885f))));
+    return cap * select(a < 0.25f, near, select(x < 0.0f, -far, far));
+}
+
+// The score of key p * panel + j after soft cap, ALiBi, bias and mask, in this order (contract 3.5). A bias of -inf
+// masks; it is recognised by its bits, since the compiler may assume that no float is infinite.
 inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, const Expr &p, const Expr &r) {
     const Expr key = p * t.panel + j;
-    const Expr bias = t.at(t.bias, t.bias_tail, j, p, r);
+    const Expr bias = t.at(t.bias, t.bias_tail, t.use_bias, j, p, r);
     Expr visible = key >= t.lo(r) && key < t.hi(r);
-    visible = visible && (!t.use_mask || t.at(t.mask, t.mask_tail, j, p, r) != cast<uint8_t>(0));
+    visible = visible && (!t.use_mask || t.at(t.mask, t.mask_tail, t.use_mask, j, p, r) != cast<uint8_t>(0));
     visible = visible && (!t.use_bias || reinterpret<uint32_t>(bias) != Expr(uint32_t(0xff800000)));
-    const Expr s = score + select(t.use_bias, bias, 0.0f);
+    const Expr distance = cast<float>(abs(t.position(r) - key));
+    Expr s = select(t.use_softcap, soft_cap(score, t.softcap), score);
+    s = s - select(t.use_alibi, t.slope(r) * distance, 0.0f);
+    s = s + select(t.use_bias, bias, 0.0f);
     return select(visible, max(s, kLowestVisible), kInvisible);
 }
 
@@ -52,12 +65,14 @@ inline Expr is_visible(const Expr &masked) {
     return masked != kInvisible;
 }
 
-// Compiles a Func that calls masked_score once for each combination of optional tensors, so that absent ones cost
-// nothing.
+// Compiles a Func that calls masked_score once for each usual combination of what it may read, so that absent parts
+// cost nothing; soft cap and ALiBi share the last, general version.
 inline void specialize_for_tensors(Stage f, const RowTensors &t) {
-    f.specialize(!t.use_mask && !t.use_bias);
-    f.specialize(t.use_mask && !t.use_bias);
-    f.specialize(!t.use_mask && t.use_bias);
+    const Expr plain = !t.use_softcap && !t.use_alibi;
+    f.specialize(plain && !t.use_mask && !t.use_bias);
+    f.specialize(plain && t.use_mask && !t.use_bias);
+    f.specialize(plain && !t.use_mask && t.use_bias);
+    f.specialize(plain);
 }
 
 } // namespace attune_gen

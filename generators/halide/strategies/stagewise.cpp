@@ -23,18 +23,18 @@ template <typename Self> class StagewisePhase : public Generator<Self> {
   protected:
     Var j{"j"}, p{"p"}, r{"r"}, c{"c"}, ro{"ro"}, ri{"ri"}, co{"co"}, ci{"ci"};
     int lanes() const { return this->natural_vector_size(Float(32)); }
-
-    template <typename B> void promise_scores(B &scores) {
-        const int w = panel;
-        scores.dim(0).set_bounds(0, w).set_stride(1);
-        scores.dim(1).set_min(0).set_stride(w);
-        scores.dim(2).set_bounds(0, int(q));
-    }
-    void rowwise(Func f) {
-        const int w = panel;
-        f.bound(j, 0, w).bound(r, 0, int(q)).reorder(j, p, r).vectorize(j, lanes()).unroll(j);
-    }
 };
+
+template <typename B> void promise_scores(B &scores, int panel, int rows) {
+    scores.dim(0).set_bounds(0, panel).set_stride(1);
+    scores.dim(1).set_min(0).set_stride(panel);
+    scores.dim(2).set_bounds(0, rows);
+}
+
+// An elementwise pass over whole rows.
+void rowwise(Func f, const Var &j, const Var &p, const Var &r, int panel, int rows, int v) {
+    f.bound(j, 0, panel).bound(r, 0, rows).reorder(j, p, r).vectorize(j, v).unroll(j);
+}
 
 class StagewiseScore : public StagewisePhase<StagewiseScore> {
   public:
@@ -55,7 +55,7 @@ class StagewiseScore : public StagewisePhase<StagewiseScore> {
             [&](const Expr &d) { return query(d, r); });
         scores(j, p, r) = s.acc(j, p, r);
 
-        promise_scores(scores);
+        promise_scores(scores, panel, q);
         query.dim(0).set_min(0).set_stride(1);
         query.dim(1).set_bounds(0, int(q));
         key.dim(0).set_bounds(0, w).set_stride(1);
@@ -74,56 +74,25 @@ class StagewiseScore : public StagewisePhase<StagewiseScore> {
     }
 };
 
-class StagewiseMask : public StagewisePhase<StagewiseMask> {
+class StagewiseMask : public MaskedPhase<StagewiseMask> {
   public:
-    Input<Buffer<float, 3>> raw{"raw"};             // (j, p, r); may be the output's memory
-    Input<Buffer<int32_t, 1>> lo{"lo"}, hi{"hi"};   // (r)
-    Input<Buffer<int32_t, 1>> position{"position"}; // (r): where the row stands among the keys
-    Input<Buffer<float, 1>> slope{"slope"};         // (r): ALiBi
-    Input<Buffer<uint8_t, 3>> mask{"mask"};         // (j, i, g)
-    Input<Buffer<float, 3>> bias{"bias"};           // (j, i, g)
-    Input<Buffer<uint8_t, 2>> mask_tail{"mask_tail"};
-    Input<Buffer<float, 2>> bias_tail{"bias_tail"};
-    Input<bool> use_mask{"use_mask"}, use_bias{"use_bias"}, use_alibi{"use_alibi"};
-    Input<float> softcap{"softcap"}; // 0: none
-    Input<int32_t> first_row{"first_row"}, rows_per_head{"rows_per_head"}, num_rows{"num_rows"}, num_keys{"num_keys"};
-    Output<Buffer<float, 3>> capped{"capped"};
+    Input<Buffer<float, 3>> raw{"raw"}; // (j, p, r); may be the output's memory
+    Output<Buffer<float, 3>> masked{"masked"};
 
     void generate() {
-        RowTensors t;
-        t.lo = lo, t.hi = hi, t.mask = mask, t.bias = bias, t.mask_tail = mask_tail, t.bias_tail = bias_tail;
-        t.use_mask = use_mask, t.use_bias = use_bias;
-        t.first_row = first_row, t.rows_per_head = rows_per_head, t.num_rows = num_rows, t.num_keys = num_keys;
-        t.panel = panel;
-        Expr s = raw(j, p, r);
-        s = select(softcap > 0.0f, soft_cap(s, softcap), s);
-        const Expr distance = abs(position(r) - (p * int(panel) + j));
-        s = s - select(use_alibi, slope(r) * cast<float>(distance), 0.0f);
-        capped(j, p, r) = masked_score(t, s, j, p, r);
+        const RowTensors t = row_tensors();
+        masked(j, p, r) = masked_score(t, raw(j, p, r), j, p, r);
 
-        promise_scores(raw);
-        promise_scores(capped);
-        for (auto *b : {&lo, &hi, &position}) b->dim(0).set_bounds(0, int(q)).set_stride(1);
-        slope.dim(0).set_bounds(0, int(q)).set_stride(1);
-        for (int i : {0, 1}) mask_tail.dim(i).set_min(0), bias_tail.dim(i).set_min(0);
-        for (int i : {0, 1, 2}) mask.dim(i).set_min(0), bias.dim(i).set_min(0);
-        Func f = capped;
-        rowwise(f);
-        const Expr plain = softcap <= 0.0f && !use_alibi;
-        f.specialize(plain && !use_mask && !use_bias);
-        f.specialize(plain && use_mask && !use_bias);
-        f.specialize(plain && !use_mask && use_bias);
+        promise_mask_layout();
+        promise_scores(raw, panel, q);
+        promise_scores(masked, panel, q);
+        Func f = masked;
+        rowwise(f, j, p, r, panel, q, lanes());
+        specialize_for_tensors(f, t);
     }
 
   private:
-    // cap * tanh(s / cap). tanh by its series near 0, where (1 - t) / (1 + t) loses digits, t = e^(-2|x|).
-    static Expr soft_cap(const Expr &s, const Expr &cap) {
-        const Expr x = s / cap, a = abs(x), x2 = x * x;
-        const Expr t = exp2_nonpositive(a * (-2.0f * kLog2e)), far = (1.0f - t) / (1.0f + t);
-        const Expr near =
-            x * (1.0f + x2 * (-0.333333333f + x2 * (0.133333333f + x2 * (-0.0539682540f + x2 * 0.0218694885f))));
-        return cap * select(a < 0.25f, near, select(x < 0.0f, -far, far));
-    }
+    Var j{"j"}, p{"p"}, r{"r"};
 };
 
 class StagewiseSoftmax : public StagewisePhase<StagewiseSoftmax> {
@@ -142,10 +111,10 @@ class StagewiseSoftmax : public StagewisePhase<StagewiseSoftmax> {
         row_max(r) = s.max(r);
         row_sum(r) = s.sum(r);
 
-        promise_scores(scores);
-        promise_scores(weights);
+        promise_scores(scores, panel, q);
+        promise_scores(weights, panel, q);
         for (auto *b : {&row_max, &row_sum}) b->dim(0).set_bounds(0, int(q)).set_stride(1);
-        rowwise(s.weight);
+        rowwise(s.weight, j, p, r, w, q, v);
         for (Func x : {s.lane_max, s.lane_sum})
             x.compute_root().store_in(MemoryType::Stack).bound(s.lane, 0, w).bound(r, 0, int(q));
         for (Func x : {s.max, s.sum}) x.compute_root().store_in(MemoryType::Stack).bound(r, 0, int(q));
@@ -174,7 +143,7 @@ class StagewiseMatmul : public StagewisePhase<StagewiseMatmul> {
         inverse(r) = select(row_sum(r) > 0.0f, 1.0f / row_sum(r), 0.0f);
         out(c, r) = o.acc(c, r) * inverse(r);
 
-        promise_scores(weights);
+        promise_scores(weights, panel, q);
         value.dim(0).set_min(0).set_stride(1);
         value.dim(1).set_min(0);
         out.dim(0).set_min(0).set_stride(1);
