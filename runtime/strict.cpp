@@ -1,5 +1,6 @@
 #include "strict.h"
 
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -7,6 +8,8 @@
 namespace attune::rt {
 
 namespace {
+
+std::atomic<uint64_t> strict_tiles{0};
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -80,6 +83,7 @@ State reduce(const Row &row, Interval keys) {
 
 void strict_attend(const attune_args &args, const Tile &tile, Interval keys, float *out, int64_t out_stride,
                    float *row_max, float *row_sum) {
+    strict_tiles.fetch_add(1, std::memory_order_relaxed);
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
     std::vector<double> acc(p.dv);
@@ -130,3 +134,7 @@ void strict_scores(const attune_args &args, const Tile &tile) {
 }
 
 } // namespace attune::rt
+
+extern "C" uint64_t attune_strict_tiles(void) {
+    return attune::rt::strict_tiles;
+}

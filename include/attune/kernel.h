@@ -75,6 +75,10 @@ ATTUNE_API const char *attune_kernel_refuses(const attune_kernel *kernel, const 
 /* Time of each phase of the last attune_run of this thread, in seconds; for attune compare. */
 ATTUNE_API int64_t attune_last_phase_seconds(double *seconds, int64_t capacity);
 
+/* How many tiles of rows the strict code has done since the process began: those in which a NaN or an infinity took
+ * part, and those whose strides no kernel takes. */
+ATTUNE_API uint64_t attune_strict_tiles(void);
+
 #ifdef __cplusplus
 }
 #endif

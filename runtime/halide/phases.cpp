@@ -434,17 +434,17 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     const bool natural = in_natural_units(p);
     const float unit = natural ? kLog2e : 1.0f, scale = natural ? args.scale : args.scale * kLog2e;
     TileMask tile_mask(args, meta, scratch);
-    const bool kernel_can = (s.packs_values || readable(t.v)) && tile_mask.readable() &&
-                            (meta.panel || readable(t.k)) && (s.packs_values || s.dv == p.dv);
+    const bool kernel_can = (s.packs_values || readable(t.v)) && tile_mask.readable() && (meta.panel || readable(t.k));
 
     // Buffers that stay the same, and those whose address changes from tile to tile.
     Buffer<2> query(scratch.query, {s.dk, meta.q}, {1, s.dk});
     Buffer<3> packed(shared.keys, {w, s.dk, s.panels}, {1, w, w * s.dk});
     Buffer<2> raw(static_cast<const float *>(t.k.data), {p.dk, p.M}, {1, p.M > 1 ? t.k.stride[2] : p.dk});
-    Buffer<2> value(static_cast<const float *>(t.v.data), {s.dv, p.M},
+    // A V that is read in place may have fewer features than the kernel's vectors cover: it clamps them.
+    Buffer<2> value(static_cast<const float *>(t.v.data), {s.packs_values ? s.dv : p.dv, p.M},
                     {1, s.packs_values ? s.dv
                         : p.M > 1      ? t.v.stride[2]
-                                       : s.dv});
+                                       : p.dv});
     Buffer<1> row_max(scratch.row_max, {meta.q}, {1}), row_sum(scratch.row_sum, {meta.q}, {1});
     Buffer<2> any_max(scratch.row_max, {s.dv, meta.q}, {1, s.dv}), any_sum(scratch.row_sum, {s.dv, meta.q}, {1, s.dv});
     halide_buffer_t *max_out = meta.dv ? static_cast<halide_buffer_t *>(&row_max) : &any_max;
