@@ -2,6 +2,7 @@
 
 #include "cpu_features.h"
 #include "status.h"
+#include "validate.h"
 
 #include <deque>
 #include <limits>
@@ -63,7 +64,8 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     if ((p.window_left >= 0 || p.window_right >= 0) && !k.window) return "it has no window";
     if (p.Hq != p.Hkv && !k.gqa) return "it has no grouped heads";
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() - (1 << 16);
-    if (p.M > kLimit || p.Hq / p.Hkv * p.N > kLimit) return "it counts keys, and rows of a kv head, in 32 bits";
+    if (p.M > kLimit || (p.Hkv && p.Hq / p.Hkv * p.N > kLimit))
+        return "it counts keys, and rows of a kv head, in 32 bits";
     return "";
 }
 
@@ -111,7 +113,11 @@ extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) {
 
 extern "C" const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem) {
     thread_local std::string reason;
-    if (!kernel || !problem) return "kernel or problem is null";
+    if (!kernel) return "kernel is null: expected one of the registry";
+    if (validate_problem(problem) != ATTUNE_OK) {
+        reason = attune_last_error();
+        return reason.c_str();
+    }
     reason = refusal(*kernel, *problem);
     return reason.empty() ? nullptr : reason.c_str();
 }

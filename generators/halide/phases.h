@@ -22,13 +22,13 @@ template <typename Self> class MaskedPhase : public Generator<Self> {
     Param<int> k{"k", 192};        // keys of a key block
     Param<int> panel{"panel", 32}; // keys of a packed K panel; 0: K as the caller holds it
 
-    In<Buffer<int32_t, 1>> lo{"lo"}, hi{"hi"};     // (r): row r sees the keys lo <= j < hi
-    In<Buffer<int32_t, 1>> position{"position"};   // (r): where the row stands among the keys
-    In<Buffer<float, 1>> slope{"slope"};           // (r): ALiBi's slope of the row's head
-    In<Buffer<uint8_t, 3>> mask{"mask"};           // (j, i, g), see RowTensors
-    In<Buffer<float, 3>> bias{"bias"};             // (j, i, g)
-    In<Buffer<uint8_t, 2>> mask_tail{"mask_tail"}; // (j in panel, r)
-    In<Buffer<float, 2>> bias_tail{"bias_tail"};   // (j in panel, r)
+    In<Buffer<int32_t, 1>> lo{"lo"}, hi{"hi"};      // (r): row r sees the keys lo <= j < hi
+    In<Buffer<int32_t, 1>> position{"position"};    // (r): where the row stands among the keys
+    In<Buffer<float, 1>> slope{"slope"};            // (r): ALiBi's slope of the row's head
+    In<Buffer<uint8_t, 3>> mask{"mask"};            // (j, i, g), see RowTensors
+    In<Buffer<uint32_t, 3>> bias{"bias"};           // (j, i, g): the bits of its floats
+    In<Buffer<uint8_t, 2>> mask_tail{"mask_tail"};  // (j in panel, r)
+    In<Buffer<uint32_t, 2>> bias_tail{"bias_tail"}; // (j in panel, r)
     In<bool> use_mask{"use_mask"}, use_bias{"use_bias"}, use_softcap{"use_softcap"}, use_alibi{"use_alibi"};
     In<float> softcap{"softcap"};
     In<int32_t> first_row{"first_row"}, rows_per_head{"rows_per_head"}, num_rows{"num_rows"}, num_keys{"num_keys"};

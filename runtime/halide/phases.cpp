@@ -97,7 +97,8 @@ struct Shared {
 
 // The scratch memory of a thread: the tile's own arrays, then what the generated code asks for.
 struct Scratch {
-    float *query, *out, *row_max, *row_sum, *bias_tail, *slope;
+    float *query, *out, *row_max, *row_sum, *slope;
+    uint32_t *bias_tail; // bits of floats, see stages/mask.h
     int32_t *lo, *hi, *position;
     uint8_t *mask_tail;
     size_t used;
@@ -115,7 +116,7 @@ struct Scratch {
         position = pieces.take<int32_t>(meta.q);
         slope = pieces.take<float>(meta.q);
         const int64_t tail = meta.q * (meta.panel ? meta.panel : meta.k);
-        bias_tail = pieces.take<float>(tail);
+        bias_tail = pieces.take<uint32_t>(tail);
         mask_tail = pieces.take<uint8_t>(tail);
         used = pieces.used();
     }

@@ -16,7 +16,7 @@ namespace attune_gen {
 struct RowTensors {
     Func lo, hi;               // (r): interval of visible keys
     Func position, slope;      // (r): where the row stands among the keys; ALiBi's slope of its head
-    Func mask, bias;           // (j, i, g): nonzero = attend; a summand
+    Func mask, bias;           // (j, i, g): nonzero = attend; the bits of a summand
     Func mask_tail, bias_tail; // (j in panel, r)
     Expr use_mask, use_bias, use_softcap, use_alibi;
     Expr softcap;
@@ -46,14 +46,19 @@ inline Expr soft_cap(const Expr &s, const Expr &cap) {
     return cap * select(a < 0.25f, near, select(x < 0.0f, -far, far));
 }
 
-// The score of key p * panel + j after soft cap, ALiBi, bias and mask, in this order (contract 3.5). A bias of -inf
-// masks; it is recognised by its bits, since the compiler may assume that no float is infinite.
+// The score of key p * panel + j after soft cap, ALiBi, bias and mask, in this order (contract 3.5).
+//
+// The bias comes as the bits of its floats: a bias of -inf masks, and under no-infinities rules the compiler turns a
+// test of a float's own bits into a comparison with infinity, which it then folds away. A NaN becomes +inf, which no
+// maximum drops: the runtime finds it in the row's state and gives the tile to the strict code.
 inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, const Expr &p, const Expr &r) {
+    const Expr minus_infinity = Expr(uint32_t(0xff800000)), infinity = Expr(uint32_t(0x7f800000));
     const Expr key = p * t.panel + j;
-    const Expr bias = t.at(t.bias, t.bias_tail, t.use_bias, j, p, r);
+    const Expr bits = t.at(t.bias, t.bias_tail, t.use_bias, j, p, r);
+    const Expr bias = reinterpret<float>(select((bits & Expr(uint32_t(0x7fffffff))) > infinity, infinity, bits));
     Expr visible = key >= t.lo(r) && key < t.hi(r);
     visible = visible && (!t.use_mask || t.at(t.mask, t.mask_tail, t.use_mask, j, p, r) != cast<uint8_t>(0));
-    visible = visible && (!t.use_bias || reinterpret<uint32_t>(bias) != Expr(uint32_t(0xff800000)));
+    visible = visible && (!t.use_bias || bits != minus_infinity);
     const Expr distance = cast<float>(abs(t.position(r) - key));
     Expr s = select(t.use_softcap, soft_cap(score, t.softcap), score);
     s = s - select(t.use_alibi, t.slope(r) * distance, 0.0f);

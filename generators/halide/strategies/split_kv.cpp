@@ -43,6 +43,15 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         score(j, p, r) += copied(fold, j, p, r);
         masked(j, p, r) = masked_score(rows, score(j, p, r), (p * group) % k + j, p * group / k, r);
 
+        // Nobody has looked at K, and a maximum may drop a NaN: the largest magnitude among the scores, as an integer,
+        // tells.
+        RDom all(first, count, "all");
+        magnitude(j, r) = 0;
+        magnitude(j, r) = max(magnitude(j, r), reinterpret<int>(score(j, all, r)) & 0x7fffffff);
+        RDom keys(0, group, "keys");
+        largest(r) = 0;
+        largest(r) = max(largest(r), magnitude(keys, r));
+
         Softmax soft = softmax("row", masked, {j, p, r}, group, RDom(first, count, "strip"), unit,
                                [&](const Expr &s, const Expr &w) { return select(is_visible(s), w, 0.0f); });
         RDom t(0, group, first, count, "t");
@@ -50,16 +59,20 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
             dv ? Expr(c) : min(likely(c), value.dim(0).extent() - 1); // the output is padded to whole vectors, V is not
         Accumulation product = matmul("product", {c, r}, t, soft.weight(t.x, t.y, r),
                                       cast<float>(value(feature, safe_key(rows, t.y * group + t.x))));
+        // A NaN sum is how the runtime learns of it.
+        auto told = [&](const Expr &sum) {
+            return reinterpret<float>(select(largest(r) >= 0x7f800000, 0x7fc00000, reinterpret<int>(sum)));
+        };
         if (dv) {
             inverse(r) = select(soft.sum(r) > 0.0f, 1.0f / soft.sum(r), 0.0f);
             out(c, r) = product.acc(c, r) * inverse(r);
             row_max(r) = soft.max(r);
-            row_sum(r) = soft.sum(r);
+            row_sum(r) = told(soft.sum(r));
             inverse.compute_root().store_in(MemoryType::Stack).bound(r, 0, q);
         } else {
             out(c, r) = product.acc(c, r);
             row_max(c, r) = soft.max(r);
-            row_sum(c, r) = soft.sum(r);
+            row_sum(c, r) = told(soft.sum(r));
             for (Func f : {Func(row_max), Func(row_sum)}) f.vectorize(c, v, TailStrategy::RoundUp);
         }
 
@@ -88,6 +101,9 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
             dots.update(0).unroll(whole);
         else
             dots.update(1).reorder(l, r, ragged).vectorize(l).unroll(r);
+        magnitude.compute_root().store_in(MemoryType::Stack).bound(j, 0, group).bound(r, 0, q).vectorize(j, v);
+        magnitude.update().reorder(j, all, r).vectorize(j, v).unroll(j);
+        largest.compute_root().store_in(MemoryType::Stack).bound(r, 0, q).update().atomic().vectorize(keys);
         masked.reorder(j, r, p).vectorize(j, v).unroll(j);
         specialize_for_tensors(masked, rows);
         soft.weight.reorder(j, r, p).vectorize(j, v).unroll(j);
@@ -113,6 +129,7 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
 
   private:
     Var j{"j"}, p{"p"}, r{"r"}, c{"c"}, l{"l"}, jo{"jo"}, ji{"ji"};
+    Func magnitude{"magnitude"}, largest{"largest"};
     Func dots{"dots"}, copied{"copied"}, score{"score"}, masked{"masked"}, inverse{"inverse"};
 };
 
