@@ -1,11 +1,11 @@
-// attune onnx-attention: one Attention node of ONNX, described in JSON, on tensors from a .safetensors file.
+// attune onnx-attention: one Attention node of ONNX on tensors from a .safetensors file.
 #include "commands.h"
 
 #include "lib/error.h"
 #include "lib/onnx_attention.h"
+#include "lib/onnx_model.h"
 
-#include <cmath>
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -18,37 +18,41 @@ struct OnnxOptions {
     double rtol = 1e-3, atol = 1e-7;
 };
 
-nlohmann::json read_json(const std::string &path) {
-    std::ifstream file(path);
-    if (!file) fail("MODEL is {}: it cannot be read; expected a JSON file", path);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+// The nodes that MODEL describes: a .onnx file, or JSON with one node, or with a list of them under "nodes".
+std::vector<nlohmann::json> read_model(const std::string &path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file || !std::filesystem::is_regular_file(path))
+        fail("MODEL is {}: it cannot be read; expected a .onnx or a JSON file", path);
+    const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+    const size_t begin = bytes.find_first_not_of(" \t\r\n");
     try {
-        return nlohmann::json::parse(text);
+        if (begin == std::string::npos || bytes[begin] != '{') return onnx_attention_nodes(bytes);
+        const auto json = nlohmann::json::parse(bytes);
+        if (json.contains("nodes")) return json["nodes"].get<std::vector<nlohmann::json>>();
+        return {json};
     } catch (const nlohmann::json::exception &e) {
         fail("MODEL is {}: it is not valid JSON: {}", path, e.what());
+    } catch (const Error &e) {
+        fail("MODEL is {}: {}", path, e.what());
     }
 }
 
-// A file holds one node, or a list of them under "nodes".
-nlohmann::json find_node(const nlohmann::json &model, const OnnxOptions &options) {
-    if (!model.is_object() || !model.contains("nodes")) {
-        if (!options.node.empty())
-            fail("--node={}: {} holds one node only; expected no --node", options.node, options.model);
-        return model;
-    }
+nlohmann::json find_node(const OnnxOptions &options) {
+    const auto nodes = read_model(options.model);
+    if (nodes.empty()) fail("MODEL is {}: it has no Attention node; expected one", options.model);
+    if (nodes.size() == 1 && options.node.empty()) return nodes[0];
     std::vector<std::string> known;
-    for (const auto &node : model["nodes"]) {
+    for (const auto &node : nodes) {
         const auto name = node.is_object() ? node.value("name", nlohmann::json()) : nlohmann::json();
         if (name == options.node) return node;
         known.push_back(name.is_string() ? name.get<std::string>() : name.dump());
     }
-    if (options.node.empty())
-        fail("--node is missing: {} has {} nodes; expected one's name", options.model, known.size());
-    fail("--node={}: not in {}; expected one of: {}", options.node, options.model, fmt::join(known, ", "));
+    fail("--node={}: {} has no Attention node of that name; expected one of: {}", options.node, options.model,
+         fmt::join(known, ", "));
 }
 
 void run_onnx_attention(const OnnxOptions &options, Status &status) {
-    const OnnxAttentionNode node = parse_onnx_attention(find_node(read_json(options.model), options));
+    const OnnxAttentionNode node = parse_onnx_attention(find_node(options));
     const OnnxTensors tensors = read_onnx_tensors(options.inputs);
     if (!options.out.empty()) check_writable(options.out);
     const OnnxAttention attention(node, tensors);
@@ -78,10 +82,10 @@ void run_onnx_attention(const OnnxOptions &options, Status &status) {
 void add_onnx_attention(CLI::App &app, Status &status) {
     auto options = std::make_shared<OnnxOptions>();
     CLI::App *command = app.add_subcommand("onnx-attention", "Run an Attention node of ONNX (opsets 23, 24, 25)");
-    command->add_option("MODEL", options->model, "The node, as JSON")->required();
+    command->add_option("MODEL", options->model, "The node: a .onnx file, or JSON")->required();
     command->add_option("INPUTS", options->inputs, "The tensors, as .safetensors, by the names that the node has")
         ->required();
-    command->add_option("--node", options->node, "Which node, if the file has several")->type_name("NAME");
+    command->add_option("--node", options->node, "Which Attention node, if MODEL has several")->type_name("NAME");
     command->add_option("--kernel", options->kernel, "Take this kernel (default: the planner's choice)")
         ->type_name("NAME");
     command->add_option("--strategy", options->strategy, "Take a kernel of this strategy")->type_name("NAME");
@@ -91,7 +95,7 @@ void add_onnx_attention(CLI::App &app, Status &status) {
     command->add_option("--atol", options->atol, "Absolute tolerance (default 1e-7)")->type_name("X");
     command->footer(
         "Where INPUTS holds a tensor of an output's name, it is what is expected; exit status 1 if the output is\n"
-        "another one. MODEL looks like this:\n\n"
+        "another one. As JSON, a node looks like this:\n\n"
         "  {\"op_type\": \"Attention\", \"opset\": 24, \"inputs\": [\"Q\", \"K\", \"V\"], \"outputs\": [\"Y\"],\n"
         "   \"attributes\": {\"is_causal\": 1}}\n\n"
         "Attention is computed in f32; f16, bf16 and f64 are converted on the way in and out. docs/onnx.md has more.");

@@ -2,7 +2,8 @@
 // attune_problem, and its outputs in the types that the operator wants. See docs/onnx.md.
 //
 // Kernels compute in f32 here: f16 and bf16 are widened when read and rounded to nearest even when stored, f64 is
-// narrowed. No ONNX library takes part: a node is JSON, tensors come from a .safetensors file.
+// narrowed. No ONNX library takes part: a node is JSON (which onnx_model.h makes of a .onnx file), tensors
+// come from a .safetensors file.
 #pragma once
 
 #include "attune/attune.h"

@@ -3,11 +3,13 @@
 #include "lib/onnx_attention.h"
 
 #include "lib/error.h"
+#include "lib/onnx_model.h"
 
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <gtest/gtest.h>
+#include <memory>
 
 namespace attune::tools {
 namespace {
@@ -226,6 +228,54 @@ TEST(OnnxDifference, SeesWhatIsDifferent) {
     const auto bf16 = [](uint16_t x) { return tensor<uint16_t>("BF16", {1}, {x}); };
     EXPECT_EQ(onnx_difference(bf16(0x3f82), bf16(0x3f80), 1e-3, 0), "");
     EXPECT_NE(onnx_difference(bf16(0x3f83), bf16(0x3f80), 1e-3, 0), "");
+}
+
+std::string field(int number, const std::string &bytes) {
+    return std::string{char(number << 3 | 2), char(bytes.size())} + bytes;
+}
+std::string varint(int number, char value) {
+    return {char(number << 3), value};
+}
+
+// A model of two nodes: Relu, and Attention without a name, is_causal = 1, softcap = 2.
+std::string model() {
+    const std::string causal = field(1, "is_causal") + varint(3, 1) + std::string("\xa0\x01\x02", 3);
+    const std::string cap = field(1, "softcap") + std::string("\x15\0\0\0\x40", 5) + std::string("\xa0\x01\x01", 3);
+    const std::string relu = field(1, "X") + field(2, "Q") + field(4, "Relu");
+    const std::string attention = field(1, "Q") + field(1, "K") + field(1, "V") + field(2, "Y") +
+                                  field(4, "Attention") + field(5, causal) + field(5, cap);
+    return varint(1, 10) + field(7, field(1, relu) + field(1, attention) + field(2, "graph")) +
+           field(8, field(1, "ai.onnx.ml") + varint(2, 5)) + field(8, field(1, "") + varint(2, 24));
+}
+
+TEST(OnnxModel, FindsTheAttentionNodes) {
+    const auto nodes = onnx_attention_nodes(model());
+    ASSERT_EQ(nodes.size(), 1u);
+    EXPECT_EQ(nodes[0], nlohmann::json::parse(R"({"name": "Y", "op_type": "Attention", "opset": 24,
+        "inputs": ["Q", "K", "V"], "outputs": ["Y"], "attributes": {"is_causal": 1, "softcap": 2.0}})"));
+}
+
+TEST(OnnxModel, BrokenFilesAreErrors) {
+    EXPECT_THROW(onnx_attention_nodes(""), Error);
+    EXPECT_THROW(onnx_attention_nodes("no protocol buffer"), Error);
+    EXPECT_THROW(onnx_attention_nodes(std::string(20, '\xff')), Error);
+    const std::string whole = model();
+    // Cut anywhere, it is an error: the opset, which is needed, is at the end.
+    for (size_t n = 0; n < whole.size(); ++n) {
+        const auto copy = std::make_unique<char[]>(n); // of that size, for AddressSanitizer
+        std::memcpy(copy.get(), whole.data(), n);
+        EXPECT_THROW(onnx_attention_nodes({copy.get(), n}), Error) << n;
+    }
+    // With any byte changed it is an error or a model.
+    for (size_t i = 0; i < whole.size(); ++i)
+        for (int byte = 0; byte < 256; ++byte) {
+            std::string changed = whole;
+            changed[i] = char(byte);
+            try {
+                for (const auto &n : onnx_attention_nodes(changed)) parse_onnx_attention(n);
+            } catch (const Error &) {
+            }
+        }
 }
 
 } // namespace

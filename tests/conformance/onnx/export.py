@@ -6,7 +6,7 @@
 FOLDER/index.json lists the cases: {"onnx": VERSION, "nodes": [NODE, …], "without_equivalent": [{name, reason}, …]}.
 A NODE is what `attune onnx-attention` takes, and says besides its "name", which "suite" it is from, the "file" beside
 the index with its inputs and expected outputs, and the tolerances "rtol" and "atol" of the onnx package. Types are
-kept: f16 and bf16 are stored as such.
+kept: f16 and bf16 are stored as such. Where the package has a model with that very node, "model" is its .onnx file.
 
 Suites: `attention` are the node tests of the operator Attention. `flexattention` are those of FlexAttention (a preview
 operator whose score_mod is a graph), each as the node of Attention that computes the same; "as" says how. The tests
@@ -88,10 +88,11 @@ def opset_of(model, domain=""):
 
 def add_attention(writer, test):
     node = test.model.graph.node[0]
+    (writer.folder / (test.name + ".onnx")).write_bytes(test.model.SerializeToString())
     for number, (inputs, outputs) in enumerate(test.data_sets):
         tensors = named(node.input, inputs) | named(node.output, outputs)
         writer.add("attention", test.name + (f"_{number}" if number else ""), opset_of(test.model), node.input,
-                   node.output, plain_attributes(node), tensors, test.rtol, test.atol)
+                   node.output, plain_attributes(node), tensors, test.rtol, test.atol, model=test.name + ".onnx")
 
 
 # --- the package's tests of FlexAttention ---------------------------------------------------------------------------
@@ -183,8 +184,13 @@ def random_case(rng):
     kind = pick(np.float32, np.float32, np.float32, np.float64)
     B, hkv, group = pick(1, 2, 3), pick(1, 2, 3), pick(1, 1, 2, 4)
     n, m = pick(1, 2, 5, 17, 33), pick(1, 3, 8, 31, 65, 200)
-    d = pick(1, 7, 8, 16, 40, 64)
+    d = pick(1, 7, 8, 16, 32, 40, 64, 128)
     dv = pick(d, d, 5, 24)
+    # Some kernels take many rows, keys and heads only, and neither masks nor a soft cap.
+    large = rng.random() < 0.03
+    if large:
+        B, hkv, group, n, m, d = 1, 6, 2, 130, 200, pick(32, 64)
+        dv = d
     hq = hkv * group
     rank3 = rng.random() < 0.4
     tensors, attributes = {}, {}
@@ -207,7 +213,7 @@ def random_case(rng):
         outputs[1:3] = OUTPUTS[1:3]
     elif cache == "nonpad":
         tensors["nonpad_kv_seqlen"] = rng.integers(0, m + 1, size=B).astype(np.int64)
-    if rng.random() < 0.6:
+    if not large and rng.random() < 0.6:
         last = total
         if opset > 23 and rng.random() < 0.3:  # shorter than the keys: not below nonpad_kv_seqlen
             least = int(tensors["nonpad_kv_seqlen"].max()) if cache == "nonpad" else 1
@@ -222,7 +228,7 @@ def random_case(rng):
             tensors["attn_mask"] = bias
     if rng.random() < 0.5:
         attributes["is_causal"] = 1
-    if rng.random() < 0.3:
+    if not large and rng.random() < 0.3:
         attributes["softcap"] = float(pick(0.5, 2.0, 30.0))
     if rng.random() < 0.3:
         attributes["scale"] = float(pick(0.01, 0.3, 1.0))

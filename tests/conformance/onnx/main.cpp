@@ -6,10 +6,13 @@
 #include "attune/kernel.h"
 #include "lib/error.h"
 #include "lib/onnx_attention.h"
+#include "lib/onnx_model.h"
 #include "lib/runner.h"
 
+#include <algorithm>
 #include <fmt/ranges.h>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -21,13 +24,28 @@ struct Suite {
     int cases = 0, right = 0;
     int64_t runs = 0;
     std::vector<std::string> stagewise_only;
+    std::set<std::string> kernels;
     std::map<std::string, std::string> as; // what stands in for an operator that is not Attention
 };
+
+std::string contents(const std::string &path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) fail("{} cannot be read; expected what export.py writes", path);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
 
 // Runs one case; returns what is wrong, a line each.
 std::vector<std::string> run_case(const nlohmann::json &node, const std::string &folder, Suite &suite) {
     std::vector<std::string> wrong;
     const OnnxAttentionNode parsed = parse_onnx_attention(node);
+    if (node.contains("model")) {
+        const auto in_model = onnx_attention_nodes(contents(folder + "/" + node["model"].get<std::string>()));
+        if (in_model.size() != 1) fail("the model has {} Attention nodes: expected 1", in_model.size());
+        for (const char *key : {"op_type", "opset", "inputs", "outputs", "attributes"})
+            if (in_model[0].at(key) != node.at(key))
+                wrong.push_back(
+                    fmt::format("{} in the model is {}: expected {}", key, in_model[0][key].dump(), node[key].dump()));
+    }
     const OnnxTensors tensors = read_onnx_tensors(folder + "/" + node.at("file").get<std::string>());
     const OnnxAttention attention(parsed, tensors);
     const double rtol = node.at("rtol"), atol = node.at("atol");
@@ -50,6 +68,7 @@ std::vector<std::string> run_case(const nlohmann::json &node, const std::string 
             if (!difference.empty()) wrong.push_back(fmt::format("{}: {}: {}", result.kernel, name, difference));
         }
         ++suite.runs;
+        suite.kernels.insert(result.kernel);
     };
 
     check("", true); // the planner's choice
@@ -73,9 +92,7 @@ std::vector<std::string> run_case(const nlohmann::json &node, const std::string 
 }
 
 int run(const std::string &folder) {
-    std::ifstream file(folder + "/index.json");
-    if (!file) fail("{}/index.json cannot be read; expected what export.py writes", folder);
-    const nlohmann::json index = nlohmann::json::parse(file);
+    const nlohmann::json index = nlohmann::json::parse(contents(folder + "/index.json"));
     std::map<std::string, Suite> suites{{"attention", {}}, {"flexattention", {}}, {"expansion", {}}};
     for (const auto &node : index.at("nodes")) {
         const std::string name = node.at("name");
@@ -103,6 +120,11 @@ int run(const std::string &folder) {
     fmt::print("of {} FlexAttention cases {} have an equivalent; runs of kernels: {} attention, {} flexattention, {} "
                "expansion\n",
                size_t(flex.cases) + without.size(), flex.cases, attention.runs, flex.runs, expansion.runs);
+    for (const auto &[name, suite] : suites) fmt::print("kernels in {}: {}\n", name, suite.kernels.size());
+    for (const attune_kernel *kernel : all_kernels())
+        if (std::none_of(suites.begin(), suites.end(),
+                         [&](const auto &s) { return s.second.kernels.contains(kernel->name); }))
+            fmt::print("no case for {}\n", kernel->name);
     // ./attune test shows lines of this form.
     for (const auto &[name, suite] : suites) fmt::print("onnx {}: {}/{}\n", name, suite.right, suite.cases);
     bool ok = attention.cases == 93 && size_t(flex.cases) + without.size() == 22 && expansion.cases > 0;
