@@ -132,7 +132,7 @@ TEST_F(Contract_3_13, plan_shared_by_eight_threads) {
                     Bed first(group.c, 1);
                     const Plan plan = make_plan(first.p, k->name, "", threads, why);
                     ASSERT_TRUE(plan) << why;
-                    constexpr int kCallers = 8, kRuns = 4;
+                    constexpr int kCallers = 8, kRuns = 3;
                     std::vector<std::unique_ptr<Bed>> beds;
                     std::vector<std::string> wrong(kCallers);
                     for (int n = 0; n < kCallers; n++) {
