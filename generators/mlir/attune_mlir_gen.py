@@ -35,6 +35,7 @@ CPUS = {
     "avx2": ["-mcpu=x86-64", "-mattr=+avx,+avx2,+fma,+f16c,+bmi,+bmi2"],
     "avx512": ["-mcpu=x86-64", "-mattr=+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512cd,-prefer-256-bit"],
 }
+TOOLS = ["mlir-opt", "mlir-translate", "opt", "llc", "llvm-mc"]
 BLOCK_KNOBS = ["score_rows", "matmul_rows", "matmul_cols", "fold_rows"]
 
 BUFFERISE = """builtin.module(
@@ -168,15 +169,13 @@ class Lowering:
     def make_llvm(self, out):
         self.run("opt", "opt", "-O3", f"-mtriple={TRIPLE}", *CPUS[self.isa], self.get("ir"), "-S", "-o", out)
 
-    def code(self, kind, out):
-        self.run("llc", "llc", "-O3", *CPUS[self.isa], "--enable-no-nans-fp-math", "--enable-no-signed-zeros-fp-math", "-relocation-model=pic",
-                 f"-filetype={kind}", self.get("llvm"), "-o", out)
-
     def make_asm(self, out):
-        self.code("asm", out)
+        self.run("llc", "llc", "-O3", *CPUS[self.isa], "--enable-no-nans-fp-math", "--enable-no-signed-zeros-fp-math", "-relocation-model=pic",
+                 "-filetype=asm", self.get("llvm"), "-o", out)
 
     def make_object(self, out):
-        self.code("obj", out)
+        # From the text, since both are wanted: llc takes as long as all other steps together.
+        self.run("llvm-mc", "llvm-mc", f"-triple={TRIPLE}", "-filetype=obj", self.get("asm"), "-o", out)
 
 
 def stack_bytes(assembly):
@@ -220,7 +219,7 @@ def main():
     parser.add_argument("--emit", choices=["mlir", "transform", "schedule", "buffers", "stmt", "llvm", "asm"])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--schedules", type=Path, default=HERE / "schedules", help="another folder of schedules")
-    parser.add_argument("--tools", default="{}-22", help="how the tools are called, with {} for mlir-opt, mlir-translate, opt, llc")
+    parser.add_argument("--tools", default="{}-22", help="how the tools are called, with {} for " + ", ".join(TOOLS))
     args = parser.parse_args()
     if args.isa not in CPUS:
         raise GeneratorError(f"isa is '{args.isa}': expected one of {', '.join(CPUS)}")
@@ -233,7 +232,7 @@ def main():
     payload, schedule, knobs, blocks = prepare(args.generator, args.function, params)
     lines = expand(args.schedules / schedule, knobs, blocks)
     shown = ", ".join(f"{k}={v}" for k, v in params.items())
-    tools = {t: args.tools.format(t) for t in ("mlir-opt", "mlir-translate", "opt", "llc")}
+    tools = {t: args.tools.format(t) for t in TOOLS}
     with tempfile.TemporaryDirectory(prefix="attune-mlir-") as folder:
         lowering = Lowering(folder, payload, lines, args.isa, shown, tools)
         if args.emit:

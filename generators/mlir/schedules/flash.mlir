@@ -10,10 +10,10 @@ transform.named_sequence @__transform_main(%m: !transform.any_op {transform.read
   // attune: each-block
   %f$rows = transform.structured.match ops{["func.func"]} attributes {rows = $rows : i64} in %m : (!transform.any_op) -> !transform.any_op
   transform.include @some failures(propagate) (%f$rows) : (!transform.any_op) -> ()
-  %score_rows$rows = transform.tune.knob<"score_rows"> = $score_rows from options = [1, 2, 4, 6, 8, 12, 24] -> !transform.param<i64>
-  %matmul_rows$rows = transform.tune.knob<"matmul_rows"> = $matmul_rows from options = [1, 2, 4, 6, 8, 12, 24] -> !transform.param<i64>
+  %score_rows$rows = transform.tune.knob<"score_rows"> = $score_rows from options = [1, 2, 4, 6, 8, 12, 16, 24] -> !transform.param<i64>
+  %matmul_rows$rows = transform.tune.knob<"matmul_rows"> = $matmul_rows from options = [1, 2, 4, 6, 8, 12, 16, 24] -> !transform.param<i64>
   %matmul_cols$rows = transform.tune.knob<"matmul_cols"> = $matmul_cols from options = [8, 16, 32, 64] -> !transform.param<i64>
-  %fold_rows$rows = transform.tune.knob<"fold_rows"> = $fold_rows from options = [1, 2, 4, 6, 8, 12, 24] -> !transform.param<i64>
+  %fold_rows$rows = transform.tune.knob<"fold_rows"> = $fold_rows from options = [1, 2, 4, 6, 8, 12, 16, 24] -> !transform.param<i64>
   transform.foreach %f$rows : !transform.any_op {
   ^bb0(%one: !transform.any_op):
     transform.include @block_stages failures(propagate) (%one, %score_rows$rows, %matmul_rows$rows, %matmul_cols$rows, %fold_rows$rows)
