@@ -9,9 +9,9 @@ each number of query rows in `blocks`, a list like the others, the register tile
 fold_rows: lists joined by + as in blocks=4+8+24, or one number for all.
 
 KIND, in the order of lowering:
-  mlir       linalg on tensors: what is computed
+  payload    linalg on tensors: what is computed
   transform  the schedule, knobs filled in
-  schedule   what the schedule made of it: loops and vectors on tensors
+  schedule   what the schedule made of the payload: loops and vectors on tensors
   buffers    tensors became memory
   stmt       vectors of one dimension
   llvm       LLVM IR after opt
@@ -90,22 +90,33 @@ def expand(path, knobs, blocks):
             return str(values[match.group(1)])
         return re.sub(r"\$([a-z_]+)", value, text)
 
+    def plain(text, values, path, i):
+        line = text if text.lstrip().startswith("//") else fill(text, values, f"{path}:{i}")
+        lines = [(line, path, i)]
+        if line.rstrip().endswith("// attune: some"):
+            handle = re.match(r"\s*(%\w+) = ", line).group(1)
+            lines += [(check, path, i) for check in (
+                f"  {handle}_n = transform.num_associations {handle} : (!transform.any_op) -> !transform.param<i64>",
+                f"  {handle}_1 = transform.param.constant 1 : i64 -> !transform.param<i64>",
+                f"  transform.match.param.cmpi ge {handle}_n, {handle}_1 : !transform.param<i64>")]
+        return lines
+
     result, repeated = [], None
     for i, line in enumerate(path.read_text().splitlines(), 1):
-        where = f"{path}:{i}"
-        directive = re.match(r"\s*// attune: (\S+)\s*(\S*)", line)
+        directive = re.match(r"\s*// attune: (include|each-block|end)\s*(\S*)", line)
         if directive and directive.group(1) == "include":
             result += expand(path.parent / directive.group(2), knobs, blocks)
         elif directive and directive.group(1) == "each-block":
             repeated = []
         elif directive and directive.group(1) == "end":
             for block in blocks:
-                result += [(fill(text, {**knobs, **block}, w), p, n) for text, w, p, n in repeated]
+                for text, n in repeated:
+                    result += plain(text, {**knobs, **block}, path, n)
             repeated = None
         elif repeated is not None:
-            repeated.append((line, where, path, i))
+            repeated.append((line, i))
         else:
-            result.append((line if line.lstrip().startswith("//") else fill(line, knobs, where), path, i))
+            result += plain(line, knobs, path, i)
     return result
 
 
@@ -115,7 +126,7 @@ class Lowering:
     def __init__(self, folder, payload, schedule, isa, knobs, tools):
         self.folder, self.isa, self.knobs, self.tools = Path(folder), isa, knobs, tools
         self.schedule_lines = schedule
-        self.write("mlir", payload)
+        self.write("payload", payload)
         self.write("transform", "\n".join(line for line, _, _ in schedule) + "\n")
 
     def file(self, kind):
@@ -136,9 +147,11 @@ class Lowering:
             n = int(match.group(1))
             if n > len(self.schedule_lines):
                 return match.group(0)
-            line, path, original = self.schedule_lines[n - 1]
+            _, path, original = self.schedule_lines[n - 1]
             return f"{path}:{original}:"
-        return re.sub(re.escape(str(self.file("transform"))) + r":(\d+):", place, errors)
+        text = re.sub(re.escape(str(self.file("transform"))) + r":(\d+):", place, errors)
+        nothing = r":\d+: error: expected parameter to be greater than or equal to 1, got 0\n.*"
+        return re.sub(nothing, ": error: this match finds nothing", text, flags=re.S)
 
     def get(self, kind):
         path = self.file(kind)
@@ -151,7 +164,7 @@ class Lowering:
 
     def make_schedule(self, out):
         """Tiling, fusion and vectorisation, on tensors."""
-        self.interpret(f"{self.schedule_lines[0][1].name}: the schedule", self.get("mlir"), self.get("transform"), out)
+        self.interpret(f"{self.schedule_lines[0][1].name}: the schedule", self.get("payload"), self.get("transform"), out)
 
     def make_buffers(self, out):
         """In place, hoisted out of the loops, on the stack."""
@@ -167,7 +180,8 @@ class Lowering:
         self.run("the translation to LLVM IR", "mlir-translate", "--mlir-to-llvmir", self.get("dialect"), "-o", out)
 
     def make_llvm(self, out):
-        self.run("opt", "opt", "-O3", f"-mtriple={TRIPLE}", *CPUS[self.isa], self.get("ir"), "-S", "-o", out)
+        # -O3 makes the same loops in half as many lines again, and takes twice the time.
+        self.run("opt", "opt", "-O2", f"-mtriple={TRIPLE}", *CPUS[self.isa], self.get("ir"), "-S", "-o", out)
 
     def make_asm(self, out):
         self.run("llc", "llc", "-O3", *CPUS[self.isa], "--enable-no-nans-fp-math", "--enable-no-signed-zeros-fp-math", "-relocation-model=pic",
@@ -178,11 +192,16 @@ class Lowering:
         self.run("llvm-mc", "llvm-mc", f"-triple={TRIPLE}", "-filetype=obj", self.get("asm"), "-o", out)
 
 
-def stack_bytes(assembly):
-    """The deepest frame of the entry plus the deepest of what it calls, with what saved registers and alignment add."""
-    frames = [int(n) for n in re.findall(r"^\s+subq\s+\$(\d+), %rsp", assembly, re.M)]
-    frames.sort(reverse=True)
-    return sum(frames[:2]) + 1024
+def stack_bytes(assembly, entry):
+    """The frames of the entry and of the largest function that it calls, and what saved registers and alignment add."""
+    frames, function = {}, None
+    for line in assembly.splitlines():
+        if label := re.match(r"([A-Za-z_]\w*):", line):
+            function = label.group(1)
+        elif frame := re.match(r"\s+subq\s+\$(\d+), %rsp", line):
+            frames[function] = max(frames.get(function, 0), int(frame.group(1)))
+    own = frames.pop(entry, 0) + frames.pop(f"_mlir_ciface_{entry}", 0)
+    return own + max(frames.values(), default=0) + 1024
 
 
 def prepare(generator, function, params):
@@ -216,7 +235,7 @@ def main():
     parser.add_argument("params", nargs="*")
     parser.add_argument("--object", type=Path)
     parser.add_argument("--scratch", type=Path)
-    parser.add_argument("--emit", choices=["mlir", "transform", "schedule", "buffers", "stmt", "llvm", "asm"])
+    parser.add_argument("--emit", choices=["payload", "transform", "schedule", "buffers", "stmt", "llvm", "asm"])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--schedules", type=Path, default=HERE / "schedules", help="another folder of schedules")
     parser.add_argument("--tools", default="{}-22", help="how the tools are called, with {} for " + ", ".join(TOOLS))
@@ -240,7 +259,7 @@ def main():
         if args.object:
             args.object.write_bytes(lowering.get("object").read_bytes())
         if args.scratch:
-            args.scratch.write_text(f"{{{stack_bytes(lowering.get('asm').read_text())}}}\n")
+            args.scratch.write_text(f"{{{stack_bytes(lowering.get('asm').read_text(), args.function)}}}\n")
 
 
 if __name__ == "__main__":

@@ -150,8 +150,7 @@ class TileMask {
     Seen move_to(const Tile &tile, Interval part) {
         tile_ = tile;
         Seen s = see(args_, tile, q_, part, scratch_.lo, scratch_.hi);
-        if (has(ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI))
-            s.all_first = s.all_last = s.first;
+        if (has(ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI)) s.all_first = s.all_last = s.first;
         const int64_t tail = p_.M / w_ * w_;
         const bool ragged = tail < p_.M && s.last > tail;
         if (has(ATTUNE_MASK)) move(mask_, *args_.tensors->mask, tail, ragged, scratch_.mask_tail);

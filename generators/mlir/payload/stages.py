@@ -64,7 +64,7 @@ class Stages:
 
     def __init__(self, f, rows, dk, dv, panel, extras):
         self.f, self.rows, self.dk, self.dv, self.panel, self.extras = f, rows, dk, dv, panel, extras
-        self.scores = tensor("?", rows, panel)
+        self.ahead = {}
 
     def constants(self):
         f = self.f
@@ -76,6 +76,15 @@ class Stages:
             f.constant(f"%{name}", value, "f32")
         f.constant("%c23", 23, "i32")
         f.constant("%zero8", 0, "i8")
+
+    def take_ahead(self, *buffers):
+        """Buffers that are filled behind a loop. Taken there, they would be dynamic allocas to LLVM; buffers inside the loop
+        over key blocks are hoisted by MLIR."""
+        for name, *shape in buffers:
+            self.ahead[name] = self.f.buffer(name, *shape)
+
+    def buffer(self, name, *shape):
+        return self.ahead.get(name) or self.f.buffer(name, *shape)
 
     def scaled_score(self, q, k, s):
         """S(p,i,j) = sum_d Q(i,d) K(p,d,j); Q comes scaled. K lies in panels of W keys, transposed, so that lanes are keys."""
@@ -163,9 +172,9 @@ class Stages:
     def block_maximum(self, s):
         """M(i) = max over the keys, lane by lane first: one horizontal reduction a row, not one a vector."""
         f, r, w = self.f, self.rows, self.panel
-        lanes = f.fill("%max_lanes_0", "%lowest", f.buffer("%max_lanes_b", r, w))
+        lanes = f.fill("%max_lanes_0", "%lowest", self.buffer("%max_lanes_b", r, w))
         lanes = f.generic(["%max_lanes"], "ipj", ("pij", "ij"), "prp", [s], [lanes], MAXIMUM, tag="lane_max")[0]
-        m = f.fill("%max_0", "%lowest", f.buffer("%max_b", r))
+        m = f.fill("%max_0", "%lowest", self.buffer("%max_b", r))
         return f.generic(["%block_max"], "ij", ("ij", "i"), "pr", [lanes], [m], MAXIMUM, tag="fold")[0]
 
     def weigh(self, s, m, lane_sum):
@@ -252,7 +261,7 @@ class Stages:
             %y = arith.addf %x, %o : f32
             linalg.yield %y : f32""", tag="fold")[0]
         f.store(l, row_sum)
-        inverse = f.generic(["%inverse"], "i", ("i", "i"), "p", [l], [f.buffer("%inverse_b", r)], """
+        inverse = f.generic(["%inverse"], "i", ("i", "i"), "p", [l], [self.buffer("%inverse_b", r)], """
             ^bb0(%x: f32, %unused: f32):
             %z = arith.divf %one, %x : f32
             %none = arith.cmpf oeq, %x, %zero : f32

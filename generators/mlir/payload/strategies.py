@@ -66,6 +66,7 @@ def block_function(name, strategy, rows, dk, dv, panel, panels, extras):
             f(f"{n}_flat = memref.reinterpret_cast {n}_base to offset: [{n}_offset], sizes: [{n}_size], strides: [1] : memref<{element}> to {dense}")
             f.read(f"{n}_dense_t", Value(f"{n}_flat", dense), "?")
             f.read(f"{n}_slow_t", Value(f"{n}_flat", dense), "?")
+    s.take_ahead(("%inverse_b", rows), *((("%max_lanes_b", rows, panel), ("%max_b", rows)) if strategy == "rowblock" else ()))
     m = f.fill("%m_0", "%lowest", f.buffer("%m_b", rows))
     l = f.fill("%l_0", "%zero", f.buffer("%l_b", rows, panel), tag="row")
     o = f.fill("%o_0", "%zero", f.buffer("%o_b", rows, dv), tag="row")

@@ -11,8 +11,7 @@ transform.named_sequence @__transform_main(%m: !transform.any_op {transform.read
   // Accumulators are score_rows x one panel, and matmul_rows x matmul_cols: 24 of 32 registers with AVX-512 (28 spill), 12
   // of 16 with AVX2.
   // attune: each-block
-  %f$rows = transform.structured.match ops{["func.func"]} attributes {rows = $rows : i64} in %m : (!transform.any_op) -> !transform.any_op
-  transform.include @some failures(propagate) (%f$rows) : (!transform.any_op) -> ()
+  %f$rows = transform.structured.match ops{["func.func"]} attributes {rows = $rows : i64} in %m : (!transform.any_op) -> !transform.any_op // attune: some
   %score_rows$rows = transform.tune.knob<"score_rows"> = $score_rows from options = [1, 2, 4, 6, 8, 12, 16, 24] -> !transform.param<i64>
   %matmul_rows$rows = transform.tune.knob<"matmul_rows"> = $matmul_rows from options = [1, 2, 4, 6, 8, 12, 16, 24] -> !transform.param<i64>
   %matmul_cols$rows = transform.tune.knob<"matmul_cols"> = $matmul_cols from options = [8, 16, 32, 64] -> !transform.param<i64>

@@ -1,13 +1,8 @@
 // Pieces of the schedules: how one tagged operation of the payload becomes loops around a register tile. Included by the
 // strategies' files. Vectors are made after this, from whatever static shape is left inside the loops.
-
-// Fails when a handle is empty: a match that finds nothing would otherwise make every later step a silent no-op.
-transform.named_sequence @some(%h: !transform.any_op {transform.readonly}) {
-  %n = transform.num_associations %h : (!transform.any_op) -> !transform.param<i64>
-  %one = transform.param.constant 1 : i64 -> !transform.param<i64>
-  transform.match.param.cmpi ge %n, %one : !transform.param<i64>
-  transform.yield
-}
+//
+// In these files, "attune: some" behind a match makes it an error when it finds nothing; by itself, every later step would
+// silently do nothing. (attune_mlir_gen.py adds the check, so that the error tells the line of the match.)
 
 // S: loops over panels and rows, then over d, one feature at a time: `rows` x one panel of accumulators in registers. The
 // zero fill is fused, so that they start as constants. tile_using_forall, because fuse_into_containing_op follows an init
