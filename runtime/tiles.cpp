@@ -93,8 +93,10 @@ void scatter(const attune_args &args, const Tile &tile, const float *out, int64_
                         : std::isnan(row_sum[r]) ? row_sum[r]
                                                  : -std::numeric_limits<float>::infinity();
             if (sink) {
-                const float s = args.tensors->sinks[h], top = std::max(s, lse);
-                const float total = std::isnan(lse) ? lse : top + std::log(std::exp(lse - top) + std::exp(s - top));
+                const float s = args.tensors->sinks[h], top = std::isnan(lse) ? lse : std::max(s, lse);
+                const float total = std::isnan(lse) || std::isinf(top)
+                                        ? top // NaN, or no key and a sink of -inf
+                                        : top + std::log(std::exp(lse - top) + std::exp(s - top));
                 scale = std::isinf(lse) ? 0.0f : std::exp(lse - total);
                 lse = total;
             }
@@ -136,6 +138,18 @@ Seen see(const attune_args &args, const Tile &tile, int64_t q, Interval part, in
     if (s.first >= s.last) s.first = s.last = 0;
     if (s.all_first >= s.all_last) s.all_first = s.all_last = s.first;
     return s;
+}
+
+void place_rows(const attune_args &args, const Tile &tile, int64_t q, int32_t *position, float *slope) {
+    const attune_problem &p = *args.problem;
+    const int64_t offset = p.flags & ATTUNE_OFFSETS ? args.tensors->offsets[tile.b] : p.offset;
+    RowWalk row(p, tile);
+    for (int64_t r = 0; r < q; r++) {
+        // |i + offset - j| becomes a float: positions beyond 2^30 lose nothing that it could hold.
+        position[r] = int32_t(std::clamp<int64_t>(row.i + offset, -(1 << 30), 1 << 30));
+        slope[r] = args.tensors->alibi_slopes[row.h];
+        if (r + 1 < tile.rows) row.next(); // rows that are not there repeat the last one
+    }
 }
 
 bool Packed::keys_finite(int64_t head, const Seen &seen) const {

@@ -60,6 +60,9 @@ struct Seen {
 };
 Seen see(const attune_args &args, const Tile &tile, int64_t q, Interval part, int32_t *lo, int32_t *hi);
 
+// Where the rows of a tile stand among the keys, and the ALiBi slopes of their heads.
+void place_rows(const attune_args &args, const Tile &tile, int64_t q, int32_t *position, float *slope);
+
 // K of all (batch, kv head) in panels [panel][feature][key in panel], zero-padded, with the largest magnitude of each
 // chunk of kPackChunk panels as an integer; and V with dense, zero-padded rows if it has to be copied.
 struct Packed {

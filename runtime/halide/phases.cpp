@@ -155,7 +155,7 @@ class TileMask {
         const bool ragged = tail < p_.M && s.last > tail;
         if (has(ATTUNE_MASK)) move(mask_, *args_.tensors->mask, tail, ragged, scratch_.mask_tail);
         if (has(ATTUNE_BIAS)) move(bias_, *args_.tensors->bias, tail, ragged, scratch_.bias_tail);
-        if (has(ATTUNE_ALIBI)) place_rows();
+        if (has(ATTUNE_ALIBI)) place_rows(args_, tile, q_, scratch_.position, scratch_.slope);
         return s;
     }
 
@@ -187,15 +187,6 @@ class TileMask {
     template <typename T> void move(Buffer<3> &b, const attune_tensor &t, int64_t tail, bool ragged, T *copy) {
         if (whole_panel_) b.move_to(at<T>(t, tile_.b, tile_.hkv * group_, 0));
         if (ragged) gather_tail(args_, t, tile_, tail, w_, copy);
-    }
-    void place_rows() {
-        const int64_t offset = has(ATTUNE_OFFSETS) ? args_.tensors->offsets[tile_.b] : p_.offset;
-        for (int64_t r = 0; r < q_; r++) {
-            const int64_t row = tile_.first + std::min(r, tile_.rows - 1);
-            // |i + offset - j| becomes a float: positions beyond 2^30 lose nothing that it could hold.
-            scratch_.position[r] = int32_t(std::clamp<int64_t>(row % p_.N + offset, -(1 << 30), 1 << 30));
-            scratch_.slope[r] = args_.tensors->alibi_slopes[tile_.hkv * group_ + row / p_.N];
-        }
     }
 };
 

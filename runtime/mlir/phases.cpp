@@ -35,8 +35,8 @@ Packed packed_of(const KernelMeta &meta, const attune_problem &p, void *memory, 
 }
 
 struct Scratch {
-    float *query, *out, *row_max, *row_sum, *strip;
-    int32_t *lo, *hi;
+    float *query, *out, *row_max, *row_sum, *slope, *strip;
+    int32_t *lo, *hi, *position;
     int64_t *mask_rows, *bias_rows;
     int64_t strip_floats;
     size_t used;
@@ -49,6 +49,8 @@ struct Scratch {
         row_sum = pieces.take<float>(meta.q);
         lo = pieces.take<int32_t>(meta.q);
         hi = pieces.take<int32_t>(meta.q);
+        position = pieces.take<int32_t>(meta.q);
+        slope = pieces.take<float>(meta.q);
         mask_rows = pieces.take<int64_t>(meta.q);
         bias_rows = pieces.take<int64_t>(meta.q);
         strip_floats = meta.strip ? meta.q * round_up(p.M, meta.panel) : 0;
@@ -142,6 +144,8 @@ int attend(const KernelMeta &meta, AttendFn fn, const attune_args &args, int64_t
     // Descriptors that stay the same; the address of K's and V's changes from head to head.
     const auto query = memref(scratch.query, {meta.q, meta.dk}, {meta.dk, 1});
     const auto lows = dense(scratch.lo, meta.q), highs = dense(scratch.hi, meta.q);
+    const auto positions = dense(scratch.position, meta.q);
+    const auto slopes = dense(scratch.slope, meta.q);
     const auto mask_rows = dense(scratch.mask_rows, meta.q), bias_rows = dense(scratch.bias_rows, meta.q);
     auto out = memref(scratch.out, {meta.q, meta.dv}, {meta.dv, 1});
     auto row_max = dense(scratch.row_max, meta.q), row_sum = dense(scratch.row_sum, meta.q);
@@ -162,10 +166,12 @@ int attend(const KernelMeta &meta, AttendFn fn, const attune_args &args, int64_t
                                : memref<const float, 2>(at<float>(t.v, tile.b, tile.hkv, 0), {p.M, meta.dv},
                                                         {p.M > 1 ? t.v.stride[2] : meta.dv, 1});
             const auto mask_data = rows_of<uint8_t>(args, mask, tile, meta.q, scratch.mask_rows);
-            const auto bias_data = rows_of<float>(args, bias, tile, meta.q, scratch.bias_rows);
-            fn(&query, &keys, &values, &lows, &highs, &mask_data, &mask_rows, &bias_data, &bias_rows, &out, &row_max,
-               &row_sum, &strip, seen.first, seen.last, seen.all_first, seen.all_last, mask != nullptr, bias != nullptr,
-               unit, tile.rows);
+            const auto bias_data = rows_of<int32_t>(args, bias, tile, meta.q, scratch.bias_rows);
+            if (p.flags & ATTUNE_ALIBI) place_rows(args, tile, meta.q, scratch.position, scratch.slope);
+            fn(&query, &keys, &values, &lows, &highs, &positions, &slopes, &mask_data, &mask_rows, &bias_data,
+               &bias_rows, &out, &row_max, &row_sum, &strip, seen.first, seen.last, seen.all_first, seen.all_last,
+               (p.flags & ATTUNE_SOFTCAP) != 0, (p.flags & ATTUNE_ALIBI) != 0, bias != nullptr, mask != nullptr,
+               p.softcap, unit, tile.rows);
             ok = all_finite(o, tile.rows, p.dv, meta.dv) && all_finite(m, 1, tile.rows, 0) &&
                  all_finite(l, 1, tile.rows, 0);
         }

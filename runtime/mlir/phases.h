@@ -37,12 +37,13 @@ template <typename T, int N> struct Memref {
 using PackFn = void (*)(const Memref<const float, 2> *key, Memref<float, 3> *packed, Memref<int32_t, 1> *bits);
 using AttendFn = void (*)(const Memref<float, 2> *query, const Memref<float, 3> *keys,
                           const Memref<const float, 2> *values, const Memref<int32_t, 1> *lows,
-                          const Memref<int32_t, 1> *highs, const Memref<const uint8_t, 1> *mask,
-                          const Memref<int64_t, 1> *mask_rows, const Memref<const float, 1> *bias,
+                          const Memref<int32_t, 1> *highs, const Memref<int32_t, 1> *positions,
+                          const Memref<float, 1> *slopes, const Memref<const uint8_t, 1> *mask,
+                          const Memref<int64_t, 1> *mask_rows, const Memref<const int32_t, 1> *bias_bits,
                           const Memref<int64_t, 1> *bias_rows, Memref<float, 2> *out, Memref<float, 1> *row_max,
                           Memref<float, 1> *row_sum, Memref<float, 1> *strip, int64_t begin, int64_t end,
-                          int64_t full_begin, int64_t full_end, int64_t use_mask, int64_t use_bias, float unit,
-                          int64_t rows);
+                          int64_t full_begin, int64_t full_end, int64_t use_softcap, int64_t use_alibi,
+                          int64_t use_bias, int64_t use_mask, float softcap, float unit, int64_t rows);
 
 int64_t pack_tasks(const KernelMeta &meta, const attune_args &args);
 int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t begin, int64_t end);

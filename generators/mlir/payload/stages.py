@@ -14,6 +14,7 @@ CONSTANTS = {  # f32
     "zero": "0.0", "one": "1.0", "invisible": "0xFF800000", "lowest": "0xFF7FFFFF",
     # exp2: clamp, 1.5 * 2^23, and the polynomial of 2^f on [-0.5, 0.5] (relative error 2e-7)
     "lo": "-127.0", "magic": "12582912.0",
+    "minus_2log2e": "-2.88539008", "quarter": "0.25", "t3": "-0.333333333", "t5": "0.133333333", "t7": "-0.0539682540", "t9": "0.0218694885",
     "e5": "1.32647278e-3", "e4": "9.67151619e-3", "e3": "5.55073377e-2", "e2": "2.40222420e-1", "e1": "6.93146978e-1",
 }
 
@@ -59,8 +60,8 @@ def exp2(x, result):
 
 
 class Stages:
-    """The stages of a function `f` for `rows` query rows, panels of `panel` keys. extras: the tensors bool mask and bias,
-    and with them scores in natural units."""
+    """The stages of a function `f` for `rows` query rows, panels of `panel` keys. extras: soft cap, ALiBi, bias and
+    bool mask, and with them scores in natural units."""
 
     def __init__(self, f, rows, dk, dv, panel, extras):
         self.f, self.rows, self.dk, self.dv, self.panel, self.extras = f, rows, dk, dv, panel, extras
@@ -76,6 +77,8 @@ class Stages:
             f.constant(f"%{name}", value, "f32")
         f.constant("%c23", 23, "i32")
         f.constant("%zero8", 0, "i8")
+        for name, value in (("magnitude", "0x7fffffff"), ("inf", "0x7f800000"), ("minus_inf", "0xff800000")):
+            f.constant(f"%{name}", value, "i32")
 
     def take_ahead(self, *buffers):
         """Buffers that are filled behind a loop. Taken there, they would be dynamic allocas to LLVM; buffers inside the loop
@@ -92,16 +95,72 @@ class Stages:
         s0 = f.fill("%s_zero", "%zero", s)
         return f.generic(["%s_raw"], "pijd", ("id", "pdj", "pij"), "pppr", [q, k], [s0], MULTIPLY_ADD, tag="score")[0]
 
+    def change(self, s, name, used, ins, maps, body):
+        """An operation on every score, if `used` is not 0."""
+        f, r, w = self.f, self.rows, self.panel
+        f(f"%{name}_wanted = arith.cmpi ne, {used}, %c0 : index")
+        f(f"%{name}_panels = arith.select %{name}_wanted, %np, %c0 : index")
+        part = f.slice(f"%{name}_in", s, [0, 0, 0], [f"%{name}_panels", r, w], "?", r, w)
+        out = f.generic([f"%{name}_out"], "pij", (*maps, "pij"), "ppp", ins, [part], body, tag="change")[0]
+        return f.insert(f"%{name}", out, s, [0, 0, 0], [f"%{name}_panels", r, w])
+
+    def soft_cap(self, s):
+        """c tanh(s / c). tanh by its series near 0, where (1 - t) / (1 + t) loses digits, t = e^(-2|x|)."""
+        return self.change(s, "capped", "%use_softcap", [], (), f"""
+            ^bb0(%s: f32):
+            %x = arith.divf %s, %softcap : f32
+            %a = math.absf %x : f32
+            %d = arith.mulf %a, %minus_2log2e : f32
+            {exp2("%d", "%e")}
+            %below = arith.subf %one, %e : f32
+            %above = arith.addf %one, %e : f32
+            %ratio = arith.divf %below, %above : f32
+            %far = math.copysign %ratio, %x : f32
+            %x2 = arith.mulf %x, %x : f32
+            %n3 = math.fma %x2, %t9, %t7 : f32
+            %n2 = math.fma %x2, %n3, %t5 : f32
+            %n1 = math.fma %x2, %n2, %t3 : f32
+            %n0 = math.fma %x2, %n1, %one : f32
+            %near = arith.mulf %x, %n0 : f32
+            %is_near = arith.cmpf olt, %a, %quarter : f32
+            %tanh = arith.select %is_near, %near, %far : f32
+            %y = arith.mulf %tanh, %softcap : f32
+            linalg.yield %y : f32""")
+
+    def alibi(self, s):
+        """s - slope(i) |position(i) - key|"""
+        return self.change(s, "sloped", "%use_alibi", [self.position, self.slope], ("i", "i"), """
+            ^bb0(%at: i32, %by: f32, %s: f32):
+            %p = linalg.index 0 : index
+            %j = linalg.index 2 : index
+            %pk = arith.muli %p, %W : index
+            %ki = arith.addi %key, %pk : index
+            %k32 = arith.index_cast %ki : index to i32
+            %j32 = arith.index_cast %j : index to i32
+            %key32 = arith.addi %k32, %j32 : i32
+            %d = arith.subi %at, %key32 : i32
+            %f = arith.sitofp %d : i32 to f32
+            %distance = math.absf %f : f32
+            %less = arith.mulf %by, %distance : f32
+            %y = arith.subf %s, %less : f32
+            linalg.yield %y : f32""")
+
     def optional(self, s, which):
         """s += bias, or s = -inf where the bool mask is 0: `which` is "bias" or "mask". Where keys are dense, whole panels go
         by vectors, row by row; what is left (the ragged panel, or all with strided keys) goes key by key."""
         f, w, r = self.f, self.panel, self.rows
         if which == "bias":
-            element, body = "f32", """
-            ^bb0(%b: f32, %x: f32):
-            %none = arith.cmpf oeq, %b, %invisible : f32
-            %sum = arith.addf %x, %b : f32
-            %number = arith.maximumf %sum, %lowest : f32
+            # As bits: the code generator is told that no float is NaN. A NaN becomes +inf, which no maximum drops; the runtime
+            # finds it in the row's state. Only -inf hides: a finite sum stays a number.
+            element, body = "i32", """
+            ^bb0(%b: i32, %x: f32):
+            %size = arith.andi %b, %magnitude : i32
+            %nan = arith.cmpi ugt, %size, %inf : i32
+            %bits = arith.select %nan, %inf, %b : i32
+            %add = arith.bitcast %bits : i32 to f32
+            %sum = arith.addf %x, %add : f32
+            %number = arith.maximumf %sum, %lowest fastmath<nnan, nsz> : f32
+            %none = arith.cmpi eq, %b, %minus_inf : i32
             %y = arith.select %none, %invisible, %number : f32
             linalg.yield %y : f32"""
         else:
@@ -166,7 +225,7 @@ class Stages:
             %ok2 = arith.cmpi slt, %j32, %to : i32
             %ok = arith.andi %ok1, %ok2 : i1
             %y = arith.select %ok, %x, %invisible : f32
-            linalg.yield %y : f32""", tag="hide")[0]
+            linalg.yield %y : f32""", tag="change")[0]
         return f.insert(f"%{name}", out, s, [first, 0, 0], [count, self.rows, w])
 
     def block_maximum(self, s):
@@ -247,6 +306,7 @@ class Stages:
         k = f.slice("%k", keys, ["%panel", 0, 0], ["%np", self.dk, self.panel], "?", self.dk, self.panel)
         s = self.scaled_score(q, k, s)
         if self.extras:
+            s = self.alibi(self.soft_cap(s))
             s = self.optional(self.optional(s, "bias"), "mask")
         s = self.hide(s, "hidden_front", "%c0", "%front_panels")
         return self.hide(s, "hidden_back", "%back", "%back_panels")

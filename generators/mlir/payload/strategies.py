@@ -26,14 +26,15 @@ def block_arguments(rows, dk, dv, panel):
         Value("%keys", memref("?", dk, panel)),                          # panels of K, transposed, zeros behind the last key
         Value("%values", memref("?", dv, strides=("?", 1))),
         Value("%lows", dense(rows, element="i32")), Value("%highs", dense(rows, element="i32")),  # row i sees keys [low, high)
+        Value("%positions", dense(rows, element="i32")), Value("%slopes", dense(rows)),  # of ALiBi
         Value("%mask", memref("?", element="i8", strides=("?",))), Value("%mask_rows", dense(rows, element="index")),
-        Value("%bias", memref("?", strides=("?",))), Value("%bias_rows", dense(rows, element="index")),  # where each row starts
+        Value("%bias", memref("?", element="i32", strides=("?",))), Value("%bias_rows", dense(rows, element="index")),  # where each row starts
         Value("%out", dense(rows, dv)), Value("%row_max", dense(rows)), Value("%row_sum", dense(rows)),
     ]
     values.append(Value("%strip", memref("?")))  # rowblock keeps the scores of its rows there
-    for name in ("begin", "end", "full_begin", "full_end", "use_mask", "use_bias"):
+    for name in ("begin", "end", "full_begin", "full_end", "use_softcap", "use_alibi", "use_bias", "use_mask"):
         values.append(Value(f"%{name}", "index"))  # keys that some row sees; keys that all rows see
-    values.append(Value("%unit", "f32"))
+    values += [Value("%softcap", "f32"), Value("%unit", "f32")]
     return values
 
 
@@ -55,8 +56,8 @@ def block_function(name, strategy, rows, dk, dv, panel, panels, extras):
     values = f.read("%v_all", a["%values"], "?", dv)
     s.lo, s.hi = f.read("%lo_t", a["%lows"], rows), f.read("%hi_t", a["%highs"], rows)
     if extras:
-        f.constant("%c2", 2)
-        for which, element in (("mask", "i8"), ("bias", "f32")):
+        s.position, s.slope = f.read("%position_t", a["%positions"], rows), f.read("%slope_t", a["%slopes"], rows)
+        for which, element in (("mask", "i8"), ("bias", "i32")):
             n = f"%{which}"
             strided, dense = a[n].type, memref("?", element=element, strides=(1,))
             f(f"{n}_base, {n}_offset, {n}_size, {n}_stride = memref.extract_strided_metadata {n} : {strided} -> memref<{element}>, index, index, index")
@@ -110,7 +111,7 @@ def block_function(name, strategy, rows, dk, dv, panel, panels, extras):
     f("return")
     signature = ", ".join(f"{v.name}: {v.type}" for v in arguments)
     kind = "with" if extras else "without"
-    return (f"// {rows} query rows, {kind} bool mask and bias: {CAPTION[strategy]}\n"
+    return (f"// {rows} query rows, {kind} soft cap, ALiBi, bias and bool mask: {CAPTION[strategy]}\n"
             f"func.func private @{name}({signature}) attributes {{rows = {rows} : i64}} {{\n{f.text()}}}\n")
 
 
@@ -133,7 +134,9 @@ def entry_function(name, blocks, dk, dv, panel):
         f(f"func.call @{name}_{rows}{'_extras' * extras}({', '.join(passed)}) : ({', '.join(v.type for v in own)}) -> ()")
 
     f.constant("%c0", 0)
-    f("%uses = arith.addi %use_mask, %use_bias : index")
+    f.index("%uses_a", "addi %use_softcap, %use_alibi")
+    f.index("%uses_b", "addi %use_bias, %use_mask")
+    f.index("%uses", "addi %uses_a, %uses_b")
     f("%extras = arith.cmpi ne, %uses, %c0 : index")
     for extras in (True, False):
         f("scf.if %extras {" if extras else "} else {")

@@ -16,11 +16,11 @@ transform.named_sequence @block_stages(%f: !transform.any_op {transform.readonly
   %lane_max = transform.structured.match attributes {tag = "lane_max"} in %f : (!transform.any_op) -> !transform.any_op // attune: some
   transform.include @lane_max_tile failures(propagate) (%lane_max) : (!transform.any_op) -> ()
 
-  // One row of one panel at a time: exp and sums, the interval of visible keys.
+  // One row of one panel at a time: exp and sums, and what changes single scores.
   %weigh = transform.structured.match attributes {tag = "weigh"} in %f : (!transform.any_op) -> !transform.any_op // attune: some
   %weigh_t, %weigh_l:2 = transform.structured.tile_using_for %weigh tile_sizes [1, 1, 0] : (!transform.any_op) -> (!transform.any_op, !transform.any_op, !transform.any_op)
-  %hide = transform.structured.match attributes {tag = "hide"} in %f : (!transform.any_op) -> !transform.any_op // attune: some
-  %hide_t, %hide_l:2 = transform.structured.tile_using_for %hide tile_sizes [1, 1, 0] : (!transform.any_op) -> (!transform.any_op, !transform.any_op, !transform.any_op)
+  %change = transform.structured.match attributes {tag = "change"} in %f : (!transform.any_op) -> !transform.any_op // attune: some
+  %change_t, %change_l:2 = transform.structured.tile_using_for %change tile_sizes [1, 1, 0] : (!transform.any_op) -> (!transform.any_op, !transform.any_op, !transform.any_op)
 
   // Passes over whole rows: filling, shrinking, dividing.
   %row = transform.structured.match attributes {tag = "row"} in %f : (!transform.any_op) -> !transform.any_op // attune: some
