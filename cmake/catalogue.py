@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """Turns catalogues (JSON, one entry a kernel) into what the build needs.
 
-  catalogue.py --out DIR --generator PROGRAM --ranking RANKING.json CATALOGUE.json ...
+  catalogue.py --out DIR --generator PROGRAM [--mlir-generator SCRIPT] --ranking RANKING.json CATALOGUE.json ...
 
 writes into DIR:
   kernels.inc     ATTUNE_KERNEL(name) for each kernel: the registry's X-macro
   kernels.cpp     the descriptors, with adapters around the generated functions
   projections.inc ATTUNE_PROJECTION(name, isa, rows, panel): the matmul kernels of multi-head attention
   ranking.inc     the planner's ranking of strategies
-  kernels.cmake   attune_halide_object(FUNCTION args...) for each generated function
+  kernels.cmake   attune_halide_object(FUNCTION args...) or attune_mlir_object(FUNCTION args...) for each generated function
   manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
 
+Kernels whose backend is mlir are left out where there is no --mlir-generator.
+
 An entry's `phases` maps the phase's name to the generator that makes it; the end of the generator's name says which
-adapter it gets (see runtime/halide/phases.h).
+adapter it gets (see runtime/halide/phases.h and runtime/mlir/phases.h).
 """
 import argparse
 import json
@@ -40,8 +42,11 @@ TRAITS = {"own_threads": "ATTUNE_TRAIT_OWN_THREADS", "quadratic": "ATTUNE_TRAIT_
 # Adapters: end of the generator's name -> (template, function type).
 ADAPTERS = {"pack_keys": "pack", "attend": "attend", "partial": "attend", "merge": "merge", "score": "score", "mask": "mask",
             "softmax": "softmax", "matmul": "matmul", "whole": "whole"}
+# The same for MLIR. Its ISAs are those whose features generators/mlir/attune_mlir_gen.py knows.
+MLIR_ADAPTERS = {"mlir_pack": "pack", "mlir_flash": "attend", "mlir_rowblock": "attend"}
+MLIR_ISAS = ["avx2", "avx512"]
 # Parameters of the generators that several strategies share; the others get all of the entry's.
-SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": []}
+SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": [], "mlir_pack": ["dk", "panel"]}
 REQUIRED = ["schema", "name", "strategy", "backend", "device", "isa", "dtypes", "dk", "dv", "variant", "mods", "phases", "params",
             "constraints", "why"]
 
@@ -55,7 +60,10 @@ def check(condition, message):
         raise CatalogueError(message)
 
 
-def adapter_of(generator):
+def adapter_of(entry, generator):
+    if entry["backend"] == "mlir":
+        check(generator in MLIR_ADAPTERS, f"{entry['_where']}: generator '{generator}': expected one of {', '.join(MLIR_ADAPTERS)}")
+        return MLIR_ADAPTERS[generator]
     for ending, adapter in ADAPTERS.items():
         if generator == ending or generator.endswith("_" + ending):
             return adapter
@@ -85,6 +93,9 @@ def load(paths):
             check(entry["name"] not in names, f"{where}: the name is taken")
             names.add(entry["name"])
             check(entry["isa"] in ISA_TARGETS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(ISA_TARGETS)}")
+            check(entry["backend"] in ("halide", "mlir"), f"{where}: backend is '{entry['backend']}': expected halide or mlir")
+            if entry["backend"] == "mlir":
+                check(entry["isa"] in MLIR_ISAS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(MLIR_ISAS)} with MLIR")
             for key in ("q", "kv", "o"):
                 check(entry["dtypes"].get(key) in DTYPES, f"{where}: dtypes.{key} is {entry['dtypes'].get(key)!r}: expected one of {', '.join(DTYPES)}")
             for flag in entry["constraints"].get("flags", []):
@@ -103,6 +114,8 @@ def target_of(entry):
 
 def functions_of(entry):
     """[(phase, generator, function, [argument, ...])] of a kernel."""
+    if entry["backend"] == "mlir":
+        return mlir_functions_of(entry)
     result = []
     kv = DTYPES[entry["dtypes"]["kv"]][1]
     for phase, generator in entry["phases"].items():
@@ -129,6 +142,20 @@ def functions_of(entry):
     return result
 
 
+def mlir_functions_of(entry):
+    result = []
+    for phase, generator in entry["phases"].items():
+        params = {"dk": size(entry["dk"], entry["_where"] + ": dk"), "dv": size(entry["dv"], entry["_where"] + ": dv"), **entry["params"]}
+        check(params["dk"] and params["dv"], f"{entry['_where']}: dk and dv: expected numbers with MLIR")
+        function = f"{entry['name']}__{phase}"
+        if generator in SHARED_GENERATORS:
+            params = {k: params[k] for k in SHARED_GENERATORS[generator]}
+            function = "attn_" + "_".join([generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{v}" for k, v in params.items()])
+        params.pop("q", None)  # the runtime's
+        result.append((phase, generator, function, [generator, function, entry["isa"]] + [f"{k}={v}" for k, v in params.items()]))
+    return result
+
+
 def load_projections(path):
     """The matmul kernels of multi-head attention: {"rows": .., "panel": .., "isa": .., "why": ..} each."""
     result = []
@@ -147,19 +174,28 @@ def descriptor(entry, out):
     meta = f"meta_{name}"
     for key in ("q", "k"):
         check(isinstance(p.get(key), int) and p[key] > 0, f"{where}: params.{key} is {p.get(key)!r}: expected a positive integer")
-    adapters = [adapter_of(g) for g in entry["phases"].values()]
-    keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
-    out.append(f"constexpr KernelMeta {meta}{{{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}}};")
+    ns = entry["backend"]  # of attune::rt
+    adapters = [adapter_of(entry, g) for g in entry["phases"].values()]
+    if ns == "halide":
+        keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
+        numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}"
+    else:
+        check(str(p["blocks"]).split("+")[-1] == str(p["q"]), f"{where}: params.blocks is {p['blocks']}: expected q={p['q']} at its end")
+        numbers = f"{dk}, {dv}, {p['q']}, {p['panel']}, {str('mlir_rowblock' in entry['phases'].values()).lower()}"
+    out.append(f"constexpr {ns}::KernelMeta {meta}{{{numbers}}};")
     phases, memory = [], []
     for phase, generator, function, _ in functions_of(entry):
-        adapter = adapter_of(generator)
+        adapter = adapter_of(entry, generator)
         camel = "".join(w.capitalize() for w in adapter.split("_"))
-        phases.append(f'    {{"{phase}", {adapter}_phase<{meta}, mem_{function}, {function}>, {adapter}_phase_tasks<{meta}>}},')
+        symbol = "_mlir_ciface_" * (ns == "mlir") + function
+        template = f"{meta}, mem_{function}, {symbol}" if ns == "halide" else f"{meta}, {symbol}"
+        phases.append(f'    {{"{phase}", {ns}::{adapter}_phase<{template}>, {ns}::{adapter}_phase_tasks<{meta}>}},')
         memory.append(f"mem_{function}")
         if function not in out.declared:
             out.declared.add(function)
-            out.insert(0, f'extern "C" std::remove_pointer_t<{camel}Fn> {function};\nconstexpr Memory mem_{function}\n#include "{function}.scratch.inc"\n;')
-    out.append(f"constexpr Memory mem_{name} = largest({{{', '.join(memory)}}});")
+            out.insert(0, f'extern "C" std::remove_pointer_t<{ns}::{camel}Fn> {symbol};\nconstexpr {ns}::Memory mem_{function}\n#include "{function}.scratch.inc"\n;')
+    scratch = f"{meta}, mem_{name}" if ns == "halide" else meta
+    out.append(f"constexpr {ns}::Memory mem_{name} = {ns}::largest({{{', '.join(memory)}}});")
     out.append(f"constexpr attune_phase phases_{name}[] = {{\n" + "\n".join(phases) + "\n};")
     flags = " | ".join(FLAGS[f] for f in ["scale", "deterministic", "strided_v"] + c.get("flags", []))
     traits = " | ".join(TRAITS[t] for t in c.get("traits", [])) or "0"
@@ -172,7 +208,7 @@ def descriptor(entry, out):
         f"const attune_kernel {name}{{sizeof(attune_kernel), ATTUNE_KERNEL_ABI, \"{name}\", \"{entry['strategy']}\", \"{entry['backend']}\", "
         f"\"{entry['isa']}\", ATTUNE_CPU, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {least}, {flags}, "
         f"{int(c.get('window', True))}, {int(c.get('gqa', True))}, {traits}, {quoted}, {json.dumps(entry['why'], ensure_ascii=False)}, "
-        f"phases_{name}, {len(phases)}, kernel_shared_bytes<{meta}>, kernel_scratch_bytes<{meta}, mem_{name}>, kernel_stack_bytes<mem_{name}>}};")
+        f"phases_{name}, {len(phases)}, {ns}::kernel_shared_bytes<{meta}>, {ns}::kernel_scratch_bytes<{scratch}>, {ns}::kernel_stack_bytes<mem_{name}>}};")
 
 
 class Lines(list):
@@ -191,28 +227,30 @@ def main():
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--generator", required=True)
     parser.add_argument("--autoschedulers", default="")
+    parser.add_argument("--mlir-generator", default="", help="empty: kernels made by MLIR are left out")
     parser.add_argument("--ranking", required=True, type=Path)
     parser.add_argument("--projections", required=True, type=Path)
     parser.add_argument("catalogues", nargs="+")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    kernels = load(args.catalogues)
+    kernels = [k for k in load(args.catalogues) if k["backend"] != "mlir" or args.mlir_generator]
+    programs = {"halide": [args.generator], "mlir": [sys.executable, args.mlir_generator]}
     lines, functions, manifest = Lines(), {}, {}
     for entry in kernels:
         descriptor(entry, lines)
         phases = []
         for phase, generator, function, command in functions_of(entry):
             command = [a.replace("@AUTOSCHEDULERS@", args.autoschedulers) for a in command]
-            functions.setdefault(function, command)
-            check(functions[function] == command, f"{entry['_where']}: function {function} is made in two ways")
-            phases.append({"phase": phase, "generator": generator, "function": function, "command": [args.generator] + command})
+            functions.setdefault(function, (entry["backend"], command))
+            check(functions[function] == (entry["backend"], command), f"{entry['_where']}: function {function} is made in two ways")
+            phases.append({"phase": phase, "generator": generator, "function": function, "command": programs[entry["backend"]] + command})
         manifest[entry["name"]] = phases
     projections = load_projections(args.projections)
     for name, _, _, _, command in projections:
-        functions[name] = command
+        functions[name] = ("halide", command)
     head = ("// Made by cmake/catalogue.py from the catalogues.\n")
     write(args.out / "kernels.inc", head + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
-    write(args.out / "kernels.cpp", head + '#include "halide/phases.h"\n\n#include <type_traits>\n\nusing namespace attune::rt::halide;\n\n'
+    write(args.out / "kernels.cpp", head + '#include "halide/phases.h"\n#include "mlir/phases.h"\n\n#include <type_traits>\n\n'
           + "namespace attune::rt::builtin {\n#define ATTUNE_KERNEL(name) extern const attune_kernel name;\n#include \"kernels.inc\"\n#undef ATTUNE_KERNEL\n\n"
           + "\n".join(lines) + "\n}\n")
     write(args.out / "projections.inc", head + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))
@@ -221,7 +259,7 @@ def main():
                     for r in ranking["rules"])
     write(args.out / "ranking.inc", head + rules)
     write(args.out / "kernels.cmake", "# Made by cmake/catalogue.py from the catalogues.\n"
-          + "".join("attune_halide_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, c in functions.items()))
+          + "".join(f"attune_{backend}_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, (backend, c) in functions.items()))
     write(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 

@@ -40,6 +40,17 @@ struct Tiling {
     }
 };
 
+// The query head and the row in it of one row of a tile after the other: a division for each row would be dear.
+struct RowWalk {
+    int64_t h, i, N;
+
+    RowWalk(const attune_problem &p, const Tile &tile)
+        : h(tile.hkv * (p.Hq / p.Hkv) + tile.first / p.N), i(tile.first % p.N), N(p.N) {}
+    void next() {
+        if (++i == N) i = 0, h++;
+    }
+};
+
 struct Interval {
     int64_t begin, end; // begin <= end; empty: 0, 0
 };

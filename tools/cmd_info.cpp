@@ -16,7 +16,12 @@ struct InfoOptions {
     std::string kernel, diff, json;
     std::vector<std::string> strategies;
     bool schedule = false, stmt = false, assembly = false;
+    bool mlir = false;
+    std::string step = "payload"; // of the lowering: what --mlir prints
 };
+
+// Steps of the lowering of a kernel made by MLIR, in their order (kinds of generators/mlir/attune_mlir_gen.py).
+const std::vector<std::string> kSteps{"payload", "transform", "schedule", "buffers", "stmt", "llvm"};
 
 std::string flag_names(uint32_t flags) {
     constexpr struct {
@@ -218,6 +223,9 @@ std::string facts(const attune_kernel &k) {
 }
 
 std::string artefact(const attune_kernel &k, const std::string &kind) {
+    const bool by_mlir = std::string_view(k.backend) == "mlir";
+    if (!by_mlir && kind != "schedule" && kind != "stmt" && kind != "asm")
+        fail("--mlir: {} is made by {}; expected a kernel made by mlir", k.name, k.backend);
     std::string text;
     for (const ManifestPhase &phase : manifest_phases(manifest_path(), k.name)) {
         text += fmt::format("── {} of {}: {} ──\n", phase.phase, k.name, kind);
@@ -248,18 +256,20 @@ void print_side_by_side(const std::string &a, const std::string &b) {
 
 void run_info(const InfoOptions &options) {
     if (!options.json.empty()) check_writable(options.json);
-    const bool wants_artefact = options.schedule || options.stmt || options.assembly;
+    const bool wants_artefact = options.schedule || options.stmt || options.assembly || options.mlir;
     if (options.kernel.empty()) {
         if (wants_artefact || !options.diff.empty())
             fail("info: --{} without KERNEL; expected a kernel's name first", !options.diff.empty() ? "diff"
                                                                               : options.schedule    ? "schedule"
                                                                               : options.stmt        ? "stmt"
+                                                                              : options.mlir        ? "mlir"
                                                                                                     : "asm");
         show_machine_and_registry(options);
         return;
     }
     const attune_kernel &k = find_kernel(options.kernel);
     std::vector<std::string> kinds;
+    if (options.mlir) kinds.push_back(options.step);
     if (options.schedule) kinds.push_back("schedule");
     if (options.stmt) kinds.push_back("stmt");
     if (options.assembly) kinds.push_back("asm");
@@ -288,6 +298,13 @@ void add_info(CLI::App &app, Status &) {
     command->add_flag("--stmt", options->stmt, "Its lowered statement");
     command->add_flag("--asm", options->assembly, "Its assembly");
     command
+        ->add_option(
+            "--mlir", options->step,
+            fmt::format("A step of its lowering, if MLIR made it: {} (default payload)", fmt::join(kSteps, ", ")))
+        ->type_name("[STEP]")
+        ->expected(0, 1)
+        ->check(CLI::IsMember(kSteps));
+    command
         ->add_option("--diff", options->diff,
                      "Beside another kernel, in two columns (with --schedule unless --stmt or --asm)")
         ->type_name("OTHER");
@@ -298,10 +315,15 @@ void add_info(CLI::App &app, Status &) {
     command->add_option("--json", options->json, "Also write it to this file")->type_name("FILE");
     command->footer(
         "  attune info\n"
-        "  attune info attn_flash_f32_d64_avx512_q24k192 --schedule\n"
-        "  attune info attn_flash_f32_d64_avx512_q24k192 --diff attn_rowstrip_f32_d64_avx512_q24 --asm\n\n"
+        "  attune info attn_flash_f32_d64_avx512 --schedule\n"
+        "  attune info attn_flash_f32_d64_avx512 --diff attn_rowstrip_f32_d64_avx512 --asm\n"
+        "  attune info attn_mlir_flash_f32_d64_avx512 --mlir llvm\n\n"
         "Loop nests, statements and assembly are made on demand by the generator program that built the kernel.");
-    command->callback([options] { run_info(*options); });
+    command->callback([options, mlir = command->get_option("--mlir")] {
+        options->mlir = mlir->count() > 0;
+        if (options->step.empty()) options->step = kSteps.front(); // --mlir alone
+        run_info(*options);
+    });
 }
 
 } // namespace attune::tools

@@ -3,8 +3,8 @@
 #include "buffer.h"
 
 #include "../arena.h"
-#include "../rows.h"
 #include "../strict.h"
+#include "../tiles.h"
 
 #include <algorithm>
 #include <array>
@@ -17,39 +17,9 @@ namespace attune::rt::halide {
 
 namespace {
 
-constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
-constexpr int32_t kNonFinite = 0x7f800000; // smallest magnitude, as an integer, of an infinity or NaN in f32
-constexpr int64_t kPackChunk =
-    8; // panels that one packing task does: 64 KiB at d 64, read again from L2 by the bit test
 constexpr int32_t kMaxIndex = std::numeric_limits<int32_t>::max();
 
 constexpr int64_t kMaxLanes = 16; // run-time sizes of features are rounded up to whole vectors of any ISA
-
-int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-int64_t round_up(int64_t a, int64_t b) {
-    return ceil_div(a, b) * b;
-}
-size_t align64(size_t n) {
-    return (n + 63) & ~size_t(63);
-}
-
-// Hands out pieces of a block of memory, 64-byte aligned. With a null base it only counts.
-class Pieces {
-  public:
-    explicit Pieces(void *base) : base_(static_cast<char *>(base)) {}
-    template <typename T> T *take(int64_t count) {
-        T *p = base_ ? reinterpret_cast<T *>(base_ + used_) : nullptr;
-        used_ += align64(size_t(count) * sizeof(T));
-        return p;
-    }
-    size_t used() const { return used_; }
-
-  private:
-    char *base_;
-    size_t used_ = 0;
-};
 
 // Sizes that the kernel sees.
 struct Sizes {
@@ -139,32 +109,6 @@ bool readable_mask(const attune_tensor &t, const attune_problem &p, int64_t grou
     return i <= kMaxIndex && g <= kMaxIndex && (p.N - 1) * i + (group - 1) * g + p.M <= kMaxIndex;
 }
 
-// Copies the rows of a tile into [q][dk], times `scale`; the rest is zero. False if a NaN or an infinity is among them.
-bool gather_query(const attune_args &args, const Tile &tile, int64_t q, int64_t dk, float scale, float *out) {
-    const attune_problem &p = *args.problem;
-    const attune_tensor &t = args.tensors->q;
-    const int64_t group = p.Hq / p.Hkv, stride = t.stride[3];
-    int32_t largest = 0;
-    for (int64_t r = 0; r < tile.rows; r++) {
-        const int64_t row = tile.first + r;
-        const float *x = at<float>(t, tile.b, tile.hkv * group + row / p.N, row % p.N);
-        float *y = out + r * dk;
-        if (stride == 1) {
-            for (int64_t d = 0; d < p.dk; d++) y[d] = x[d] * scale;
-        } else {
-            for (int64_t d = 0; d < p.dk; d++) y[d] = x[d * stride] * scale;
-        }
-        for (int64_t d = 0; d < p.dk; d++) {
-            int32_t bits;
-            std::memcpy(&bits, y + d, 4);
-            largest = std::max(largest, bits & 0x7fffffff);
-        }
-        std::fill(y + p.dk, y + dk, 0.0f);
-    }
-    std::fill(out + tile.rows * dk, out + q * dk, 0.0f);
-    return largest < kNonFinite;
-}
-
 // The tail panel of a mask or bias for the rows of a tile: [q][panel], the keys from `first` on. Keys past M are not
 // read.
 template <typename T> void gather_tail(const attune_args &args, const attune_tensor &t, const Tile &tile, int64_t first,
@@ -178,70 +122,10 @@ template <typename T> void gather_tail(const attune_args &args, const attune_ten
     }
 }
 
-bool all_finite(const float *x, int64_t rows, int64_t n, int64_t stride) {
-    int32_t largest = 0;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < n; c++) {
-            int32_t bits;
-            std::memcpy(&bits, x + r * stride + c, 4);
-            largest = std::max(largest, bits & 0x7fffffff);
-        }
-    return largest < kNonFinite;
-}
-
-// Writes the finished rows of a tile to O and LSE. The sink, one more logit in the denominator, comes in here: l grows
-// by e^(sink - m), which scales the row by l / (l + e^(sink - m)).
-void scatter(const attune_args &args, const Tile &tile, const float *out, int64_t out_stride, const float *row_max,
-             const float *row_sum, float unit) {
-    const attune_problem &p = *args.problem;
-    const attune_tensors &t = *args.tensors;
-    const int64_t group = p.Hq / p.Hkv;
-    const bool sink = p.flags & ATTUNE_SINK;
-    for (int64_t r = 0; r < tile.rows; r++) {
-        const int64_t row = tile.first + r, h = tile.hkv * group + row / p.N, i = row % p.N;
-        float scale = 1.0f;
-        if (sink || t.lse) {
-            float lse = row_sum[r] > 0           ? row_max[r] * (unit == 1.0f ? kLn2 : 1.0f) + std::log(row_sum[r])
-                        : std::isnan(row_sum[r]) ? row_sum[r]
-                                                 : -std::numeric_limits<float>::infinity();
-            if (sink) {
-                const float s = args.tensors->sinks[h], top = std::isnan(lse) ? lse : std::max(s, lse);
-                const float total = std::isnan(lse) || std::isinf(top)
-                                        ? top // NaN, or no key and a sink of -inf
-                                        : top + std::log(std::exp(lse - top) + std::exp(s - top));
-                scale = std::isinf(lse) ? 0.0f : std::exp(lse - total);
-                lse = total;
-            }
-            if (t.lse) *at<float>(*t.lse, tile.b, h, i) = lse;
-        }
-        float *y = at<float>(t.o, tile.b, h, i);
-        const float *x = out + r * out_stride;
-        const int64_t stride = t.o.stride[3];
-        if (stride == 1 && !sink)
-            std::memcpy(y, x, size_t(p.dv) * sizeof(float));
-        else
-            for (int64_t c = 0; c < p.dv; c++) y[c * stride] = x[c] * scale;
-    }
-}
-
-// Scores in units of log2 spare a product for each; whatever is added to a score keeps them in natural units, so that
-// it is added exactly.
-bool in_natural_units(const attune_problem &p) {
-    return p.flags & (ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI) ||
-           (p.flags & ATTUNE_SCORES && p.scores_stage != ATTUNE_SCORES_PROBABILITIES);
-}
-
-// Which keys matter to a tile: the union of its rows' intervals, and what all rows see (nothing, where scores are
-// changed one by one).
-struct Seen {
-    int64_t first, last, all_first, all_last;
-};
-
-bool keys_finite(const Shared &shared, const Sizes &s, int64_t head, int64_t panel, const Seen &seen) {
-    const int64_t chunk = panel * kPackChunk;
-    for (int64_t c = seen.first / chunk; c * chunk < seen.last; c++)
-        if (shared.bits[head * s.chunks + c] >= kNonFinite) return false;
-    return true;
+Packed packed_of(const KernelMeta &meta, const attune_problem &p, void *memory) {
+    const Sizes s(meta, p);
+    const Shared shared(meta, p, memory);
+    return {s.dk, s.dv, meta.panel, s.panels, s.chunks, s.packs_values, shared.keys, shared.values, shared.bits};
 }
 
 // What decides who sees whom in a tile, as kernels read it: an interval of keys for each row, positions and slopes, and
@@ -265,28 +149,13 @@ class TileMask {
     // Prepares for `tile` and the keys of `part`. Keys by structure only: a mask may hide more.
     Seen move_to(const Tile &tile, Interval part) {
         tile_ = tile;
-        Seen s{p_.M, 0, 0, p_.M};
-        for (int64_t r = 0; r < q_; r++) {
-            Interval seen{0, 0};
-            if (r < tile.rows) {
-                seen = structured_ ? visible_keys(args_, tile.b, (tile.first + r) % p_.N) : Interval{0, p_.M};
-                seen.begin = std::max(seen.begin, part.begin);
-                seen.end = std::max(seen.begin, std::min(seen.end, part.end));
-                if (seen.begin < seen.end) s.first = std::min(s.first, seen.begin), s.last = std::max(s.last, seen.end);
-                s.all_first = std::max(s.all_first, seen.begin);
-                s.all_last = std::min(s.all_last, seen.end);
-            }
-            scratch_.lo[r] = int32_t(seen.begin);
-            scratch_.hi[r] = int32_t(seen.end);
-        }
-        if (s.first >= s.last) s.first = s.last = 0;
-        if (s.all_first >= s.all_last || has(ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI))
-            s.all_first = s.all_last = s.first;
+        Seen s = see(args_, tile, q_, part, scratch_.lo, scratch_.hi);
+        if (has(ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI)) s.all_first = s.all_last = s.first;
         const int64_t tail = p_.M / w_ * w_;
         const bool ragged = tail < p_.M && s.last > tail;
         if (has(ATTUNE_MASK)) move(mask_, *args_.tensors->mask, tail, ragged, scratch_.mask_tail);
         if (has(ATTUNE_BIAS)) move(bias_, *args_.tensors->bias, tail, ragged, scratch_.bias_tail);
-        if (has(ATTUNE_ALIBI)) place_rows();
+        if (has(ATTUNE_ALIBI)) place_rows(args_, tile, q_, scratch_.position, scratch_.slope);
         return s;
     }
 
@@ -318,15 +187,6 @@ class TileMask {
     template <typename T> void move(Buffer<3> &b, const attune_tensor &t, int64_t tail, bool ragged, T *copy) {
         if (whole_panel_) b.move_to(at<T>(t, tile_.b, tile_.hkv * group_, 0));
         if (ragged) gather_tail(args_, t, tile_, tail, w_, copy);
-    }
-    void place_rows() {
-        const int64_t offset = has(ATTUNE_OFFSETS) ? args_.tensors->offsets[tile_.b] : p_.offset;
-        for (int64_t r = 0; r < q_; r++) {
-            const int64_t row = tile_.first + std::min(r, tile_.rows - 1);
-            // |i + offset - j| becomes a float: positions beyond 2^30 lose nothing that it could hold.
-            scratch_.position[r] = int32_t(std::clamp<int64_t>(row % p_.N + offset, -(1 << 30), 1 << 30));
-            scratch_.slope[r] = args_.tensors->alibi_slopes[tile_.hkv * group_ + row / p_.N];
-        }
     }
 };
 
@@ -368,53 +228,24 @@ int64_t pack_tasks(const KernelMeta &meta, const attune_args &args) {
 
 int pack(const KernelMeta &meta, const Memory &, PackFn fn, const attune_args &args, int64_t begin, int64_t end,
          void *) {
-    const attune_problem &p = *args.problem;
-    const attune_tensors &t = *args.tensors;
-    const Sizes s(meta, p);
-    const Shared shared(meta, p, args.shared);
-    const int64_t w = meta.panel;
-    for (int64_t task = begin; task < end; task++) {
-        const int64_t head = task / s.chunks, first_panel = task % s.chunks * kPackChunk, b = head / p.Hkv,
-                      h = head % p.Hkv;
-        const int64_t first = first_panel * w, keys = std::min(kPackChunk * w, p.M - first);
-        float *packed = shared.keys + (head * s.panels + first_panel) * w * s.dk;
-        const float *k = at<float>(t.k, b, h, first);
-        const int64_t row = keys > 1 ? t.k.stride[2] : 0, feature = p.dk > 1 ? t.k.stride[3] : 1;
-        // Whole panels by the generated code; what is ragged (or strided beyond 32 bits) by hand.
-        int64_t whole = keys / w;
-        const bool fits = std::abs(row) * keys <= kMaxIndex && std::abs(feature) * p.dk <= kMaxIndex;
-        if (p.dk != s.dk || !fits) whole = 0;
+    struct Context {
+        PackFn fn;
+        int64_t dk, w;
+    } const context{fn, Sizes(meta, *args.problem).dk, meta.panel};
+    const auto whole = [](const void *c, const float *k, int64_t row, int64_t feature, float *packed, int64_t panels,
+                          int32_t *largest) {
+        const auto &[fn, dk, w] = *static_cast<const Context *>(c);
         int32_t bits[kPackChunk] = {};
-        if (whole) {
-            Buffer<2> key(k, {p.dk, whole * w}, {feature, row});
-            Buffer<3> out(packed, {w, s.dk, whole}, {1, w, w * s.dk});
-            Buffer<1> largest(bits, {whole}, {1});
-            if (int error = fn(nullptr, &key, &out, &largest)) return error;
-        }
-        int32_t largest = *std::max_element(bits, bits + kPackChunk);
-        for (int64_t panel = whole; panel < ceil_div(keys, w); panel++)
-            for (int64_t d = 0; d < s.dk; d++)
-                for (int64_t j = 0; j < w; j++) {
-                    const int64_t key = panel * w + j;
-                    const float x = key < keys && d < p.dk ? k[key * row + d * feature] : 0.0f;
-                    int32_t x_bits;
-                    std::memcpy(&x_bits, &x, 4);
-                    largest = std::max(largest, x_bits & 0x7fffffff);
-                    packed[panel * w * s.dk + d * w + j] = x;
-                }
-        shared.bits[head * s.chunks + first_panel / kPackChunk] = largest;
-        if (s.packs_values) {
-            float *out = shared.values + (head * p.M + first) * s.dv;
-            const float *v = at<float>(t.v, b, h, first);
-            const int64_t v_row = keys > 1 ? t.v.stride[2] : 0, v_feature = t.v.stride[3];
-            constexpr int64_t kSquare = 16; // walks both sides of a transpose by cache lines
-            for (int64_t j0 = 0; j0 < keys; j0 += kSquare)
-                for (int64_t c0 = 0; c0 < s.dv; c0 += kSquare)
-                    for (int64_t j = j0; j < std::min(j0 + kSquare, keys); j++)
-                        for (int64_t c = c0; c < std::min(c0 + kSquare, s.dv); c++)
-                            out[j * s.dv + c] = c < p.dv ? v[j * v_row + c * v_feature] : 0.0f;
-        }
-    }
+        Buffer<2> key(k, {dk, panels * w}, {feature, row});
+        Buffer<3> out(packed, {w, dk, panels}, {1, w, w * dk});
+        Buffer<1> each(bits, {panels}, {1});
+        const int error = fn(nullptr, &key, &out, &each);
+        *largest = *std::max_element(bits, bits + kPackChunk);
+        return error;
+    };
+    const Packed packed = packed_of(meta, *args.problem, args.shared);
+    for (int64_t task = begin; task < end; task++)
+        if (int error = pack_chunk(args, packed, task, kMaxIndex, whole, &context)) return error;
     return 0;
 }
 
@@ -465,7 +296,7 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
 
         float *o = scratch.out, *m = scratch.row_max, *l = scratch.row_sum;
         bool ok = kernel_can;
-        if (meta.panel) ok = ok && keys_finite(shared, s, head, w, seen);
+        if (meta.panel) ok = ok && packed_of(meta, p, args.shared).keys_finite(head, seen);
         ok = gather_query(args, tile, meta.q, s.dk, scale, scratch.query) && ok;
         if (ok) {
             packed.move_to(shared.keys + head * s.panels * w * s.dk);
@@ -611,7 +442,7 @@ int score(const KernelMeta &meta, const Memory &, ScoreFn fn, const attune_args 
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);
         bool finite = gather_query(args, st.tile, meta.q, st.s.dk, scale, st.scratch.query);
-        finite = finite && keys_finite(st.shared, st.s, st.head, st.w, Seen{0, st.p.M, 0, 0});
+        finite = finite && packed_of(meta, st.p, args.shared).keys_finite(st.head, Seen{0, st.p.M, 0, 0});
         *st.strict = !finite;
         if (!st.s.panels) continue;
         Buffer<2> query(st.scratch.query, {st.s.dk, meta.q}, {1, st.s.dk});

@@ -45,6 +45,8 @@ expect 2 "--random=-1: expected" verify --random -1
 expect 2 "there is no folder" verify --case f32:n4:d8 --json "$folder/none/x.json"
 expect 2 "KERNEL=attn_none: unknown; expected one of:" info attn_none
 expect 2 "--diff without KERNEL" info --diff attn_none
+expect 2 "--mlir without KERNEL" info --mlir
+expect 2 "is made by halide; expected a kernel made by mlir" info attn_flash_f32_d64_avx2 --mlir
 expect 2 "--rounds=0: expected at least 1" compare --rounds 0 --case f32:n4:d8
 
 expect 0 'wrong' verify --random 20 --seed 11
