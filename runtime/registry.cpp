@@ -55,10 +55,11 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
         return fmt::format("it is built for q, kv, o of {}, {}, {}", attune_dtype_string(k.q_dtype),
                            attune_dtype_string(k.kv_dtype), attune_dtype_string(k.o_dtype));
     if (p.dk < k.dk_min || p.dk > k.dk_max) return fmt::format("it takes dk from {} to {}", k.dk_min, k.dk_max);
-    if (p.dv < k.dv_min || p.dv > k.dv_max) return fmt::format("it takes dv from {} to {}", k.dv_min, k.dv_max);
+    if (p.dv && (p.dv < k.dv_min || p.dv > k.dv_max))
+        return fmt::format("it takes dv from {} to {}", k.dv_min, k.dv_max);
     for (const auto &[what, n, least] :
          {std::tuple{"rows (N)", p.N, k.n_min}, {"keys (M)", p.M, k.m_min}, {"query heads (Hq)", p.Hq, k.h_min}})
-        if (n < least) return fmt::format("it needs {} {} or more", least, what);
+        if (n && n < least) return fmt::format("it needs {} {} or more", least, what);
     for (const auto &[flag, name] : kFlagNames)
         if (p.flags & flag && !(k.flags & flag)) return fmt::format("it has no {}", name);
     if ((p.window_left >= 0 || p.window_right >= 0) && !k.window) return "it has no window";

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 namespace attune::rt {
 
@@ -86,21 +85,25 @@ void strict_attend(const attune_args &args, const Tile &tile, Interval keys, flo
     strict_tiles.fetch_add(1, std::memory_order_relaxed);
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
-    std::vector<double> acc(p.dv);
+    // No heap: features are summed a chunk at a time, with the scores computed anew for each.
+    constexpr int64_t kChunk = 128;
+    double acc[kChunk];
     for (int64_t r = 0; r < tile.rows; r++) {
         const Row row(args, tile, r);
         const State x = reduce(row, keys);
-        std::fill(acc.begin(), acc.end(), 0.0);
-        double s;
-        if (x.any && !x.poisoned)
-            for (int64_t j = keys.begin; j < keys.end; j++) {
+        for (int64_t c0 = 0; c0 < p.dv; c0 += kChunk) {
+            const int64_t chunk = std::min(kChunk, p.dv - c0);
+            std::fill_n(acc, chunk, 0.0);
+            double s;
+            for (int64_t j = keys.begin; j < keys.end && x.any && !x.poisoned; j++) {
                 if (!row.biased(j, s)) continue;
                 const double w = std::exp(s - x.max);
-                const float *v = at<float>(t.v, tile.b, tile.hkv, j);
-                for (int64_t c = 0; c < p.dv; c++) acc[c] += w * double(v[c * t.v.stride[3]]);
+                const float *v = at<float>(t.v, tile.b, tile.hkv, j, c0);
+                for (int64_t c = 0; c < chunk; c++) acc[c] += w * double(v[c * t.v.stride[3]]);
             }
-        for (int64_t c = 0; c < p.dv; c++)
-            out[r * out_stride + c] = float(x.poisoned ? kNan : x.any ? acc[c] / x.sum : 0.0);
+            for (int64_t c = 0; c < chunk; c++)
+                out[r * out_stride + c0 + c] = float(x.poisoned ? kNan : x.any ? acc[c] / x.sum : 0.0);
+        }
         row_max[r] = float(x.poisoned ? kNan : x.any ? x.max : -double(std::numeric_limits<float>::max()));
         row_sum[r] = float(x.poisoned ? kNan : x.sum);
     }
@@ -111,7 +114,8 @@ void strict_scores(const attune_args &args, const Tile &tile) {
     const attune_tensor &t = *args.tensors->scores;
     for (int64_t r = 0; r < tile.rows; r++) {
         const Row row(args, tile, r);
-        const State x = p.scores_stage == ATTUNE_SCORES_PROBABILITIES ? reduce(row, {0, p.M}) : State{};
+        State x = p.scores_stage == ATTUNE_SCORES_PROBABILITIES ? reduce(row, {0, p.M}) : State{};
+        if (p.flags & ATTUNE_SINK && x.any) x.sum += std::exp(double(args.tensors->sinks[row.h]) - x.max);
         for (int64_t j = 0; j < p.M; j++) {
             double s = -kInf, value = 0;
             switch (p.scores_stage) {

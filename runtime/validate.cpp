@@ -81,7 +81,8 @@ attune_status validate_problem(const attune_problem *problem) {
     for (auto [name, n] : {std::pair{"B", p.B}, {"Hq", p.Hq}, {"N", p.N}, {"M", p.M}, {"dv", p.dv}})
         if (n < 0) return fail(ATTUNE_INVALID_ARGUMENT, "problem.{} is {}: expected 0 or more", name, n);
     if (p.dk < 1) return fail(ATTUNE_INVALID_ARGUMENT, "problem.dk is {}: expected 1 or more", p.dk);
-    if (p.Hkv < 1 && p.Hq != 0) return fail(ATTUNE_INVALID_ARGUMENT, "problem.Hkv is {}: expected 1 or more", p.Hkv);
+    if (p.Hkv < 0 || (p.Hkv == 0 && p.Hq != 0))
+        return fail(ATTUNE_INVALID_ARGUMENT, "problem.Hkv is {}: expected 1 or more", p.Hkv);
     if (p.Hkv > 0 && p.Hq % p.Hkv)
         return fail(ATTUNE_INVALID_ARGUMENT, "problem.Hq is {}, problem.Hkv is {}: expected Hq to be a multiple of Hkv",
                     p.Hq, p.Hkv);

@@ -65,6 +65,7 @@ int main(int argc, char **argv) {
     add_compare(app, status);
     add_verify(app, status);
     add_info(app, status);
+    add_onnx_attention(app, status);
     try {
         // CLI11 says no more than that a subcommand is required.
         std::vector<std::string> commands;

@@ -60,6 +60,17 @@ std::string short_params(const char *params) {
     return s;
 }
 
+// The tile sizes alone, for the table: the rest is in `attune info KERNEL`.
+std::string tile_params(const std::string &params) {
+    std::string text;
+    const nlohmann::json knobs = nlohmann::json::parse(params, nullptr, false);
+    if (!knobs.is_object()) return text;
+    for (const char *name : {"q", "k", "panel", "split_keys"})
+        if (knobs.contains(name) && knobs[name] != 0)
+            text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, knobs[name].dump());
+    return text;
+}
+
 // Whether the CPU lacks the kernel's ISA or the build its device: asked with the smallest problem the kernel accepts.
 std::string runs_here(const attune_kernel &k) {
     attune_problem p;
@@ -133,7 +144,7 @@ void show_machine_and_registry(const InfoOptions &options) {
                  {"isa", left},
                  {"type", left},
                  {"d", left},
-                 {"knobs", left},
+                 {"tile", left},
                  {"traits", left},
                  {"runs here", left}});
     std::string devices;
@@ -144,7 +155,7 @@ void show_machine_and_registry(const InfoOptions &options) {
         if (!filter.accepts(*k)) continue;
         const std::string reason = runs_here(*k);
         table.add({k->name, k->strategy, k->backend, k->device == ATTUNE_CPU ? k->isa : device, kernel_dtypes(*k),
-                   kernel_features(*k), short_params(k->params), trait_names(k->traits),
+                   kernel_features(*k), tile_params(k->params), trait_names(k->traits),
                    reason.empty() ? "yes" : "no: " + reason});
         kernels.push_back(kernel_json(*k));
     }

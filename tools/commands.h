@@ -33,5 +33,6 @@ struct CommonOptions {
 void add_compare(CLI::App &app, Status &status);
 void add_verify(CLI::App &app, Status &status);
 void add_info(CLI::App &app, Status &status);
+void add_onnx_attention(CLI::App &app, Status &status);
 
 } // namespace attune::tools

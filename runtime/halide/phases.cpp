@@ -197,15 +197,15 @@ void merge_strictly(const float *o, const float *m, const float *l, int64_t spli
     float top = -std::numeric_limits<float>::max();
     for (int64_t i = 0; i < splits; i++)
         if (l[i] > 0) top = std::max(top, m[i]);
+    auto share = [&](int64_t i) { return l[i] == 0 ? 0.0 : std::exp2(double(m[i] - top) * unit) * l[i]; };
     double sum = 0;
+    for (int64_t i = 0; i < splits; i++) sum += share(i);
     std::fill_n(out, dv, 0.0f);
     for (int64_t i = 0; i < splits; i++) {
         if (l[i] == 0) continue;
-        const double w = std::exp2(double(m[i] - top) * unit) * l[i];
-        sum += w;
+        const double w = share(i) / sum;
         for (int64_t c = 0; c < dv; c++) out[c] += float(w * o[i * stride + c]);
     }
-    for (int64_t c = 0; c < dv; c++) out[c] = sum == 0 ? 0.0f : float(out[c] / sum);
     row_max = std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : top;
     row_sum = float(sum);
 }
@@ -500,7 +500,14 @@ int softmax(const KernelMeta &meta, const Memory &, SoftmaxFn fn, const attune_a
         Buffer<1> row_max(st.row_max, {meta.q}, {1}), row_sum(st.row_sum, {meta.q}, {1});
         if (int error = fn(nullptr, &scores, unit, &weights, &row_max, &row_sum)) return error;
         if (st.gives(ATTUNE_SCORES_PROBABILITIES))
-            st.give([&](int64_t r, float x) { return st.row_sum[r] > 0 ? x / st.row_sum[r] : 0.0f; });
+            st.give([&](int64_t r, float x) {
+                float sum = st.row_sum[r];
+                if (sum > 0 && st.p.flags & ATTUNE_SINK) { // the sink is part of the denominator
+                    const int64_t h = st.tile.hkv * st.tiling.group + (st.tile.first + r) / st.p.N;
+                    sum += std::exp(args.tensors->sinks[h] - st.row_max[r] * (unit == 1.0f ? kLn2 : 1.0f));
+                }
+                return sum > 0 ? x / sum : 0.0f;
+            });
     }
     return 0;
 }

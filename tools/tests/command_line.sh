@@ -26,6 +26,7 @@ expect 0 'compare' --help
 expect 0 'layout=L' compare --help
 expect 0 'float64' verify --help
 expect 0 'KERNEL' info --help
+expect 0 'MODEL' onnx-attention --help
 expect 0 'attune 0.' --version
 expect 2 'subcommand is required'
 expect 2 'fast: no such command; expected one of: compare, verify, info' fast
@@ -38,6 +39,8 @@ expect 2 "--strategy=flush: unknown; expected one of: " compare --strategy flush
 expect 2 "--device=tpu: unknown; expected cpu, opencl, vulkan or cuda" verify --device tpu --case f32:n4:d8
 expect 2 "--threads=0: expected a number from 1" verify --threads 0 --case f32:n4:d8
 expect 2 "neither --case nor --random is given" verify
+expect 2 "INPUTS is required" onnx-attention node.json
+expect 2 "MODEL is $folder/none.json: it cannot be read" onnx-attention "$folder/none.json" inputs.safetensors
 expect 2 "--random=-1: expected" verify --random -1
 expect 2 "there is no folder" verify --case f32:n4:d8 --json "$folder/none/x.json"
 expect 2 "KERNEL=attn_none: unknown; expected one of:" info attn_none

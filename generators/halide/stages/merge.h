@@ -16,7 +16,8 @@ inline Merged merge_maxima(const Expr &old_max, const Expr &new_max, const Expr 
     auto factor = [&](const Expr &x) {
         Expr e = x - m;
         if (unit.defined()) e = e * unit;
-        return exp2_nonpositive(e);
+        // Exactly 1 where the maximum stays: the polynomial's 1 - 7.5e-8 would be raised to the number of blocks.
+        return select(e == 0.0f, 1.0f, exp2_nonpositive(e));
     };
     return {m, factor(old_max), factor(new_max)};
 }

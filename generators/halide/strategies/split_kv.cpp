@@ -151,9 +151,11 @@ class Merge : public Generator<Merge> {
         auto share = [&](const Expr &i) { return part_sum(i) * exp2_nonpositive((part_max(i) - maximum()) * unit); };
         sum() = 0.0f;
         sum() += share(s);
+        // Shares are divided by their sum first: values near the largest number would overflow otherwise.
+        inverse() = select(sum() > 0.0f, 1.0f / sum(), 0.0f);
         acc(c) = 0.0f;
-        acc(c) += share(s) * part_out(c, s);
-        out(c) = acc(c) * select(sum() > 0.0f, 1.0f / sum(), 0.0f);
+        acc(c) += (share(s) * inverse()) * part_out(c, s);
+        out(c) = acc(c);
         row_max(i) = maximum();
         row_sum(i) = sum();
 
@@ -165,13 +167,12 @@ class Merge : public Generator<Merge> {
         Func o = out;
         o.vectorize(c, v, TailStrategy::RoundUp); // dv is padded to whole vectors
         acc.compute_at(o, c).bound_extent(c, v).vectorize(c, v).update().reorder(c, s).vectorize(c, v);
-        maximum.compute_root();
-        sum.compute_root();
+        for (Func f : {maximum, sum, inverse}) f.compute_root();
     }
 
   private:
     Var c{"c"}, i{"i"};
-    Func maximum{"maximum"}, sum{"sum"}, acc{"acc"};
+    Func maximum{"maximum"}, sum{"sum"}, inverse{"inverse"}, acc{"acc"};
 };
 
 } // namespace attune_gen
