@@ -8,6 +8,7 @@
 #include "Halide.h"
 
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -199,8 +200,10 @@ int run(int argc, char **argv) {
         const int64_t per_feature = (total(0, kFeatures) - base + kFeatures - 1) / kFeatures;
         const int64_t slack = per_key ? 64 * per_key : 0; // sizes go in steps of a panel of keys
         std::ofstream(scratch_file)
-            << "// bytes on the stack, bytes from the scratch memory, those for each key and for each feature of V\n{"
-            << scratch->stack << ", " << base + slack << ", " << per_key << ", " << per_feature << "}\n";
+            << "// bytes on the stack, bytes from the scratch memory, those for each key and for "
+               "each feature of V\n// generated in "
+            << double(std::clock()) / CLOCKS_PER_SEC << " s of CPU time\n{" << scratch->stack << ", " << base + slack
+            << ", " << per_key << ", " << per_feature << "}\n";
     }
     return 0;
 }

@@ -20,6 +20,7 @@ The text goes to FILE. Errors name the file and line of the schedule, and the kn
 """
 import argparse
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -259,7 +260,9 @@ def main():
         if args.object:
             args.object.write_bytes(lowering.get("object").read_bytes())
         if args.scratch:
-            args.scratch.write_text(f"{{{stack_bytes(lowering.get('asm').read_text(), args.function)}}}\n")
+            spent = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            stack = stack_bytes(lowering.get("asm").read_text(), args.function)
+            args.scratch.write_text(f"// generated in {spent:.2f} s of CPU time\n{{{stack}}}\n")
 
 
 if __name__ == "__main__":
