@@ -3,13 +3,14 @@
 #include "count_allocations.h"
 
 #include <atomic>
-#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <fmt/format.h>
 #include <limits>
 #include <numeric>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -298,6 +299,26 @@ TEST_F(Contract_3_15, bits_do_not_depend_on_the_order_of_tasks) {
         if (is_fused(*k) && !attune_kernel_refuses(k, &bed.p)) run(*k, bed, {.threads = 2});
     attune_set_parallel_for(nullptr, nullptr);
     EXPECT_GT(order.loops, 0);
+}
+
+// A child process has none of the pool's threads: it runs alone, and ends.
+TEST_F(Contract_3_15, runs_in_a_forked_child) {
+    for (const char *text : {"f32:b2:h4/2:n50:m200:d64:causal-br", "f32:b1:h2:n3:m2100:d40"})
+        for (const Group &group : groups(parse_case(text)))
+            for (const attune_kernel *k : group.kernels) {
+                Bed bed(group.c, 1), other(group.c, 1);
+                if (!run(*k, bed, {.threads = 2})) continue; // the pool is up
+                const pid_t child = fork();
+                ASSERT_GE(child, 0);
+                if (child == 0) {
+                    alarm(30); // ends a child that waits for ever
+                    _exit(run(*k, other, {.threads = 2}) && other.bits_differ(bed).empty() ? 0 : 1);
+                }
+                int status = 0;
+                ASSERT_EQ(waitpid(child, &status, 0), child);
+                EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+                    << k->name << ": the child ended with status " << status << " on " << bed.text();
+            }
 }
 
 // The phases' own contract: any split of the tasks into calls, in any order, gives the same bits.
