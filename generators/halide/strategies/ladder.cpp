@@ -34,15 +34,18 @@ class LadderWhole : public WholePhase<LadderWhole> {
             score.update().reorder(j, features.x, n).vectorize(j, v).parallel(h);
             product.update().reorder(c, product_keys.x, n).vectorize(c, v).parallel(h);
         } else {
+            // A score is loaded and stored once for 8 features, an output once for 8 keys.
             score.update().split(j, jo, ji, 4 * v).split(n, no, ni, rows, TailStrategy::GuardWithIf);
-            score.update().reorder(ji, ni, features.x, jo, no).vectorize(ji, v).unroll(ji).parallel(h);
-            product.update().split(n, no, ni, rows, TailStrategy::GuardWithIf).reorder(c, ni, product_keys.x, no);
-            product.update().vectorize(c, v).unroll(c).parallel(h);
+            score.update().split(features.x, fo, fi, 8).reorder(fi, ji, ni, fo, jo, no);
+            score.update().vectorize(ji, v).unroll(fi).parallel(h);
+            product.update().split(n, no, ni, rows, TailStrategy::GuardWithIf).split(product_keys.x, fo, fi, 8);
+            product.update().reorder(fi, c, ni, fo, no).vectorize(c, v).unroll(fi).unroll(c).parallel(h);
         }
     }
 
   private:
     Var no{"no"}, ni{"ni"}, jo{"jo"}, ji{"ji"};
+    RVar fo{"fo"}, fi{"fi"};
 };
 
 } // namespace attune_gen

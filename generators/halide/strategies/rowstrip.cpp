@@ -63,7 +63,7 @@ class RowstripAttend : public AttendPhase<RowstripAttend> {
             score.acc.update().reorder(j, r, score.dom.x).vectorize(j, v).unroll(j).unroll(r);
         } else {
             score.acc.compute_at(masked, p).store_in(MemoryType::Heap).vectorize(j, v);
-            score.acc.update().reorder(j, r, score.dom.x).vectorize(j, v).unroll(j);
+            score.acc.update().split(score.dom.x, to, ti, 8).reorder(ti, j, r, to).vectorize(j, v).unroll(j).unroll(ti);
         }
         masked.update().reorder(j, r, edge.x).vectorize(j, v).unroll(j);
         specialize_for_tensors(masked.update(), rows);
@@ -82,12 +82,13 @@ class RowstripAttend : public AttendPhase<RowstripAttend> {
             product.acc.update().reorder(c, r, t.x, t.y).vectorize(c, v).unroll(c).unroll(r);
         } else {
             product.acc.compute_root().store_in(MemoryType::Heap).bound(c, 0, int(dv)).bound(r, 0, q).vectorize(c, v);
-            product.acc.update().reorder(c, r, t.x, t.y).vectorize(c, v).unroll(c);
+            product.acc.update().split(t.x, to, ti, 8).reorder(ti, c, r, to, t.y).vectorize(c, v).unroll(c).unroll(ti);
         }
     }
 
   private:
     Var j{"j"}, p{"p"}, r{"r"}, c{"c"}, ro{"ro"}, ri{"ri"}, co{"co"}, ci{"ci"};
+    RVar to{"to"}, ti{"ti"};
     Func masked{"masked"}, inverse{"inverse"};
 };
 
