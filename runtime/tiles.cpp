@@ -77,6 +77,10 @@ bool gather_query(const attune_args &args, const Tile &tile, int64_t q, int64_t 
         }
     }
     std::fill(out + tile.rows * dk, out + q * dk, 0.0f);
+    // ALiBi's slopes go into the scores as well, where a maximum may drop a NaN.
+    if (p.flags & ATTUNE_ALIBI)
+        for (int64_t g = 0, group = p.Hq / p.Hkv; g < group; g++)
+            if (!std::isfinite(args.tensors->alibi_slopes[tile.hkv * group + g])) return false;
     return !(any >> 31);
 }
 

@@ -40,7 +40,8 @@ class Pieces {
     size_t used_ = 0;
 };
 
-// Copies the rows of a tile into [q][dk], times `scale`; the rest is zero. False if a NaN or an infinity is among them.
+// Copies the rows of a tile into [q][dk], times `scale`; the rest is zero. False if a NaN or an infinity is among them
+// or among the slopes of their heads.
 bool gather_query(const attune_args &args, const Tile &tile, int64_t q, int64_t dk, float scale, float *out);
 
 bool all_finite(const float *x, int64_t rows, int64_t n, int64_t stride);

@@ -236,6 +236,7 @@ TEST_F(Contract_3_14, wrong_runs) {
             connect(c);
             m.change(c);
             if (c.null_workspace && size == 0) continue;
+            const Running running_now(fmt::format("kernel '{}', wrong argument: {}", name, m.name));
             bed.reset_outputs();
             const attune_status status =
                 attune_run(c.null_plan ? nullptr : plan.get(), c.null_tensors ? nullptr : &c.t,

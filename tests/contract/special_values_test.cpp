@@ -378,6 +378,22 @@ TEST_F(Contract_3_10, exactly_that_row_is_nan) {
                             .budget = kAllRows});
 }
 
+// A slope that makes every score of a head NaN (or +inf) makes the rows of that head NaN, and no others.
+TEST_F(Contract_3_10, bad_alibi_slope) {
+    for (const char *text : {"f32:b1:h4/2:n30:m100:d64:alibi", "f32:b1:h2:n3:m1100:d40:alibi"})
+        for (float bad : {kNaN, -kInf})
+            expect_right(text, {.edit = [&](Bed &bed) { bed.slopes[1] = bad; },
+                                .after =
+                                    [&](Bed &bed, const attune_kernel &k) {
+                                        int64_t wrong = 0;
+                                        bed.o.each([&](int64_t b, int64_t h, int64_t i, int64_t d) {
+                                            wrong += std::isnan(bed.o.get(b, h, i, d)) != (h == 1);
+                                        });
+                                        EXPECT_EQ(wrong, 0) << k.name << " on " << bed.text() << " with " << bad;
+                                    },
+                                .budget = kAllRows});
+}
+
 // NaN or an infinity in V touches its feature of the rows that see the key, and nothing else.
 TEST_F(Contract_3_10, nan_in_v_touches_its_feature) {
     for (const char *text : {"f32:b2:h4/2:n6:m70:d64", "f32:b1:h2:n30:m230:d40", "f32:b1:h2:n2:m1100:d64"})
