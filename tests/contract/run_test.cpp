@@ -396,6 +396,35 @@ TEST_F(Contract_3_15, bits_do_not_depend_on_the_rest_of_the_batch) {
                 }
 }
 
+// Ordinary numbers never meet the strict code, and where it is called for, only by the tiles concerned.
+TEST_F(Contract_3_15, strict_code_serves_only_the_tiles_concerned) {
+    for (const char *text : {"f32:b2:h2:n100:m40:d64", "f32:b3:h2:n70:m200:d40:causal-br", "f32:b2:h4:n1:m1100:d64",
+                             "f32:b2:h2:n100:m50:d64:mask=bool:mask=bias:kvlen=50,31"})
+        for (const Group &group : groups(parse_case(text)))
+            for (const attune_kernel *k : group.kernels) {
+                const auto strict_tiles = [&](Bed &bed) {
+                    const uint64_t before = attune_strict_tiles();
+                    run(*k, bed);
+                    return attune_strict_tiles() - before;
+                };
+                Bed plain(group.c, 1), one_row(group.c, 1), one_head(group.c, 1), all(group.c, 1);
+                EXPECT_EQ(strict_tiles(plain), 0u) << k->name << " on " << plain.text();
+                // No tile does without it.
+                all.k.fill(std::numeric_limits<float>::quiet_NaN());
+                const uint64_t most = strict_tiles(all);
+                EXPECT_GT(most, 0u) << k->name << " on " << all.text();
+                one_row.q.set(0, 1, group.c.N - 1, 0, std::numeric_limits<float>::quiet_NaN());
+                const uint64_t few = strict_tiles(one_row);
+                EXPECT_GT(few, 0u) << k->name << " on " << one_row.text();
+                EXPECT_LE(2 * few, most) << k->name << ": of " << most << " tiles, " << one_row.text();
+                // The last key of the last head is of no interest to the other batch elements.
+                one_head.v.set(group.c.B - 1, group.c.Hkv - 1, 0, 0, std::numeric_limits<float>::quiet_NaN());
+                const uint64_t some = strict_tiles(one_head);
+                EXPECT_GT(some, 0u) << k->name << " on " << one_head.text();
+                EXPECT_LE(2 * some, most) << k->name << ": of " << most << " tiles, " << one_head.text();
+            }
+}
+
 // With `deterministic`, the choice looks neither at threads nor at B.
 TEST_F(Contract_3_15, deterministic_choice) {
     for (const char *text :
