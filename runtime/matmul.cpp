@@ -59,8 +59,7 @@ struct Run {
     std::atomic<int> error{0};
 };
 
-void task(void *context, int, int64_t index) {
-    Run &run = *static_cast<Run *>(context);
+void do_task(Run &run, int64_t index) {
     const int64_t r0 = index % run.row_tasks * kTaskRows, rows = std::min(kTaskRows, run.rows - r0);
     const Projection &many = choose(true), &kernel = rows >= many.rows ? many : choose(false);
     const int64_t w = many.panel, p0 = index / run.row_tasks * kTaskPanels, panels = (run.out + w - 1) / w;
@@ -81,6 +80,10 @@ void task(void *context, int, int64_t index) {
             std::memcpy(run.y + (r0 + r) * run.y_stride + (panels - 1) * w, tile + r * w,
                         size_t(run.out % w) * sizeof(float));
     }
+}
+
+void run_tasks(void *context, int, int, int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; task++) do_task(*static_cast<Run *>(context), task);
 }
 
 int64_t padded(int64_t out) {
@@ -111,7 +114,8 @@ int matmul_run(const void *packed, int64_t in, int64_t out, const float *x, int6
     const int64_t w = choose(true).panel, row_tasks = (rows + kTaskRows - 1) / kTaskRows;
     Run run{panels, x, bias ? bias : panels + padded(out) * in, y, in, out, rows, x_stride, y_stride, row_tasks};
     const int64_t panel_tasks = ((out + w - 1) / w + kTaskPanels - 1) / kTaskPanels;
-    parallel_tasks(attune_get_num_threads(), row_tasks * panel_tasks, task, &run);
+    const int64_t tasks[] = {row_tasks * panel_tasks};
+    parallel_phases(attune_get_num_threads(), tasks, run_tasks, &run);
     return run.error;
 }
 

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -53,23 +52,27 @@ bool nothing_to_do(const attune_problem &p) {
 }
 
 // Of the thread's last run; a fixed array, since a run allocates nothing.
-thread_local std::array<double, 8> phase_seconds;
+thread_local std::array<double, kMaxPhases> phase_seconds;
 thread_local int64_t num_phase_seconds = 0;
 
-// What the parallel tasks of one phase share.
-struct PhaseRun {
+// What the workers of a run share.
+struct Run {
     const attune_args *args;
-    const attune_phase *phase;
+    const attune_phase *phases;
     char *scratch;
     size_t scratch_bytes;
     std::atomic<int> error{0};
+    std::atomic<const char *> failed{nullptr}; // the name of the phase
 };
 
-void run_task(void *context, int worker, int64_t index) {
-    PhaseRun &run = *static_cast<PhaseRun *>(context);
+void run_tasks(void *context, int phase, int worker, int64_t begin, int64_t end) {
+    Run &run = *static_cast<Run *>(context);
     if (run.error.load(std::memory_order_relaxed)) return;
-    if (int error = run.phase->run(run.args, index, index + 1, run.scratch + size_t(worker) * run.scratch_bytes))
+    const attune_phase &p = run.phases[phase];
+    if (int error = p.run(run.args, begin, end, run.scratch + size_t(worker) * run.scratch_bytes)) {
+        run.failed = p.name;
         run.error = error;
+    }
 }
 
 } // namespace
@@ -202,26 +205,18 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
     const attune_kernel &k = *plan->kernel;
     char *base = reinterpret_cast<char *>(aligned(reinterpret_cast<size_t>(workspace)));
     const attune_args args{sizeof(attune_args), &p, tensors, plan->scale, base};
-    PhaseRun run{&args, nullptr, base + aligned(plan->shared), plan->scratch, {}};
-    const bool timed = k.num_phases > 1;
-    num_phase_seconds = 0;
-    for (int64_t i = 0; i < k.num_phases; i++) {
-        run.phase = &k.phases[i];
-        const int64_t tasks = run.phase->tasks(&args);
-        const auto start = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
-        if (k.traits & ATTUNE_TRAIT_OWN_THREADS) {
-            limit_own_threads(plan->threads);
-            run.error = tasks ? run.phase->run(&args, 0, tasks, run.scratch) : 0;
-        } else {
-            parallel_tasks(plan->threads, tasks, run_task, &run);
-        }
-        if (timed && num_phase_seconds < int64_t(phase_seconds.size()))
-            phase_seconds[num_phase_seconds++] =
-                std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        if (const int error = run.error)
-            return fail(ATTUNE_KERNEL_FAILED, "kernel {}, phase {}: error {}: {}", k.name, run.phase->name, error,
-                        std::string(attune_last_error()));
-    }
+    const bool own_threads = k.traits & ATTUNE_TRAIT_OWN_THREADS;
+    if (own_threads) limit_own_threads(plan->threads);
+    Run run{&args, k.phases, base + aligned(plan->shared), plan->scratch, {}, {}};
+    std::array<int64_t, kMaxPhases> tasks;
+    for (int64_t i = 0; i < k.num_phases; i++) tasks[size_t(i)] = k.phases[i].tasks(&args);
+    const auto phases = size_t(k.num_phases);
+    num_phase_seconds = k.num_phases;
+    parallel_phases(own_threads ? 1 : plan->threads, {tasks.data(), phases}, run_tasks, &run,
+                    {phase_seconds.data(), phases});
+    if (const int error = run.error)
+        return fail(ATTUNE_KERNEL_FAILED, "kernel {}, phase {}: error {}: {}", k.name, run.failed.load(), error,
+                    std::string(attune_last_error()));
     return ATTUNE_OK;
 }
 

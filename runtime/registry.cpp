@@ -2,6 +2,7 @@
 
 #include "cpu_features.h"
 #include "status.h"
+#include "threads.h"
 #include "validate.h"
 
 #include <deque>
@@ -101,8 +102,9 @@ extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) {
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel has a null name, strategy, backend or isa: expected strings");
     if (isa_rank(kernel->isa) < 0)
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel->isa is '{}': expected an ISA token", kernel->isa);
-    if (!kernel->phases || kernel->num_phases < 1)
-        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->num_phases is {}: expected at least 1", kernel->num_phases);
+    if (!kernel->phases || kernel->num_phases < 1 || kernel->num_phases > kMaxPhases)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->num_phases is {}: expected 1 to {}, with phases",
+                    kernel->num_phases, kMaxPhases);
     std::lock_guard lock(registry().mutex);
     for (const attune_kernel *k : registry().kernels)
         if (std::string_view(k->name) == kernel->name)

@@ -1,15 +1,22 @@
-// The only place with threads: a parallel-for over workers. Kernels are serial over ranges of tasks.
+// The only place with threads: phases of tasks, handed out to workers. Kernels are serial over ranges of tasks.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
 
 namespace attune::rt {
 
-// Calls task(worker, index) once for each index in [0, n); indices are handed out one by one, lowest first, to at most
-// `threads` workers numbered from 0, so that a worker's number is the number of its scratch memory. Returns when all
-// are done. With one worker, one index, or inside a forked child everything runs on the calling thread.
-void parallel_tasks(int threads, int64_t n, void (*task)(void *context, int worker, int64_t index), void *context);
+constexpr int kMaxPhases = 8; // of a kernel
+
+// Does tasks [begin, end) of a phase. A worker's number is the number of its scratch memory.
+using TaskRange = void (*)(void *context, int phase, int worker, int64_t begin, int64_t end);
+
+// Runs the phases one after the other, phase i with tasks[i] tasks, by at most `threads` workers numbered from 0. Each
+// task is done once; a phase begins when the one before is done. If `seconds` is not empty, it gets each phase's time.
+// With one worker, or inside a forked child, everything runs on the calling thread, a call a phase.
+void parallel_phases(int threads, std::span<const int64_t> tasks, TaskRange run, void *context,
+                     std::span<double> seconds = {});
 
 // For kernels with parallel loops of their own, which run on Halide's pool: its size from now on.
 void limit_own_threads(int threads);
