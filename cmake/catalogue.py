@@ -8,7 +8,8 @@ writes into DIR:
   kernels.cpp     the descriptors, with adapters around the generated functions
   projections.inc ATTUNE_PROJECTION(name, isa, rows, panel): the matmul kernels of multi-head attention
   ranking.inc     the planner's ranking of strategies
-  kernels.cmake   attune_halide_object(FUNCTION args...) or attune_mlir_object(FUNCTION args...) for each generated function
+  kernels.cmake   attune_halide_object(FUNCTION args...) or attune_mlir_object(FUNCTION args...) for each generated function,
+                  attune_mma_ptx(NAME ARCHITECTURE args...) for each PTX text of a tensor core kernel
   manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
 
 Kernels whose backend is mlir are left out where there is no --mlir-generator.
@@ -47,6 +48,8 @@ MLIR_ADAPTERS = {"mlir_pack": "pack", "mlir_flash": "attend", "mlir_rowblock": "
 MLIR_ISAS = ["avx2", "avx512"]
 # Parameters of the generators that several strategies share; the others get all of the entry's.
 SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": [], "mlir_pack": ["dk", "panel"]}
+# PTX of the tensor core kernels is made for each of these; a device takes the last that is not newer than it is.
+MMA_ARCHITECTURES = ["sm_80", "sm_90"]
 REQUIRED = ["schema", "name", "strategy", "backend", "device", "isa", "dtypes", "dk", "dv", "variant", "mods", "phases", "params",
             "constraints", "why"]
 
@@ -68,6 +71,18 @@ def adapter_of(entry, generator):
         if generator == ending or generator.endswith("_" + ending):
             return adapter
     raise CatalogueError(f"generator '{generator}': expected a name that ends in one of {', '.join(ADAPTERS)}")
+
+
+def is_mma(entry):
+    """Tensor core kernels: CUDA, made by generators/mlir/attune_mma_gen.py as PTX."""
+    return entry["backend"] == "mlir" and entry["device"] == "cuda"
+
+
+def mma_arguments(entry):
+    """name=value for attune_mma_gen.py; q follows from the others."""
+    params = {k: v for k, v in entry["params"].items() if k != "q"}
+    params = {"type": entry["dtypes"]["kv"], "dk": size(entry["dk"], entry["_where"]), "dv": size(entry["dv"], entry["_where"]), **params}
+    return [f"{k}={v}" for k, v in params.items()]
 
 
 def size(value, where):
@@ -92,9 +107,12 @@ def load(paths):
             check(entry["schema"] == 1, f"{where}: schema is {entry['schema']}: expected 1")
             check(entry["name"] not in names, f"{where}: the name is taken")
             names.add(entry["name"])
-            check(entry["isa"] in ISA_TARGETS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(ISA_TARGETS)}")
             check(entry["backend"] in ("halide", "mlir"), f"{where}: backend is '{entry['backend']}': expected halide or mlir")
-            if entry["backend"] == "mlir":
+            if is_mma(entry):
+                check(entry["isa"] in MMA_ARCHITECTURES, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(MMA_ARCHITECTURES)}")
+            else:
+                check(entry["isa"] in ISA_TARGETS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(ISA_TARGETS)}")
+            if entry["backend"] == "mlir" and not is_mma(entry):
                 check(entry["isa"] in MLIR_ISAS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(MLIR_ISAS)} with MLIR")
             for key in ("q", "kv", "o"):
                 check(entry["dtypes"].get(key) in DTYPES, f"{where}: dtypes.{key} is {entry['dtypes'].get(key)!r}: expected one of {', '.join(DTYPES)}")
@@ -234,6 +252,7 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     kernels = [k for k in load(args.catalogues) if k["backend"] != "mlir" or args.mlir_generator]
+    mma, kernels = [k for k in kernels if is_mma(k)], [k for k in kernels if not is_mma(k)]
     programs = {"halide": [args.generator], "mlir": [sys.executable, args.mlir_generator]}
     lines, functions, manifest = Lines(), {}, {}
     for entry in kernels:
@@ -259,7 +278,8 @@ def main():
                     for r in ranking["rules"])
     write(args.out / "ranking.inc", head + rules)
     write(args.out / "kernels.cmake", "# Made by cmake/catalogue.py from the catalogues.\n"
-          + "".join(f"attune_{backend}_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, (backend, c) in functions.items()))
+          + "".join(f"attune_{backend}_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, (backend, c) in functions.items())
+          + "".join(f"attune_mma_ptx({k['name']} {a} {' '.join(mma_arguments(k))})\n" for k in mma for a in MMA_ARCHITECTURES))
     write(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 
