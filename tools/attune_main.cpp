@@ -63,15 +63,18 @@ int main(int argc, char **argv) {
     app.footer("attune COMMAND --help tells more. \n\n" + case_syntax());
     Status status;
     add_compare(app, status);
+    add_bench(app, status);
     add_verify(app, status);
     add_info(app, status);
     add_onnx_attention(app, status);
+    add_worker(app, status);
     try {
         // CLI11 says no more than that a subcommand is required.
         std::vector<std::string> commands;
         for (const CLI::App *command : app.get_subcommands([](CLI::App *) { return true; }))
-            commands.push_back(command->get_name());
-        if (argc > 1 && argv[1][0] != '-' && std::find(commands.begin(), commands.end(), argv[1]) == commands.end())
+            if (!command->get_group().empty()) commands.push_back(command->get_name());
+        if (argc > 1 && argv[1][0] != '-' && std::find(commands.begin(), commands.end(), argv[1]) == commands.end() &&
+            std::string_view(argv[1]) != "worker")
             fail("{}: no such command; expected one of: {}", argv[1], fmt::join(commands, ", "));
         app.parse(argc, argv);
     } catch (const CLI::ParseError &e) {

@@ -30,9 +30,11 @@ struct CommonOptions {
     void check_json() const;
 };
 
+void add_bench(CLI::App &app, Status &status);
 void add_compare(CLI::App &app, Status &status);
 void add_verify(CLI::App &app, Status &status);
 void add_info(CLI::App &app, Status &status);
 void add_onnx_attention(CLI::App &app, Status &status);
+void add_worker(CLI::App &app, Status &status); // hidden: bench starts it
 
 } // namespace attune::tools

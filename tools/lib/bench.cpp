@@ -1,74 +1,13 @@
 // Timing, counting allocations, peak memory.
 #include "bench.h"
 
+#include "malloc_counter.h"
+
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <fstream>
 #include <sys/resource.h>
-
-// Sanitizers bring their own malloc.
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define ATTUNE_COUNT_ALLOCATIONS 1
-#else
-#define ATTUNE_COUNT_ALLOCATIONS 0
-#endif
-
-namespace {
-
-std::atomic<bool> counting{false};
-std::atomic<int64_t> allocations{0};
-
-} // namespace
-
-#if ATTUNE_COUNT_ALLOCATIONS
-// glibc keeps its allocator under these names for exactly this use. free() stays glibc's: it takes any of these
-// pointers.
-// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming,readability-inconsistent-declaration-parameter-name)
-extern "C" {
-void *__libc_malloc(size_t);
-void *__libc_calloc(size_t, size_t);
-void *__libc_realloc(void *, size_t);
-void *__libc_memalign(size_t, size_t);
-
-static inline void count_one() {
-    if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
-}
-
-void *malloc(size_t size) {
-    count_one();
-    return __libc_malloc(size);
-}
-void *calloc(size_t count, size_t size) {
-    count_one();
-    return __libc_calloc(count, size);
-}
-void *realloc(void *pointer, size_t size) {
-    count_one();
-    return __libc_realloc(pointer, size);
-}
-void *memalign(size_t alignment, size_t size) {
-    count_one();
-    return __libc_memalign(alignment, size);
-}
-void *aligned_alloc(size_t alignment, size_t size) {
-    count_one();
-    return __libc_memalign(alignment, size);
-}
-int posix_memalign(void **result, size_t alignment, size_t size) {
-    if (alignment % sizeof(void *) != 0 || (alignment & (alignment - 1)) != 0 || alignment == 0) return EINVAL;
-    count_one();
-    void *pointer = __libc_memalign(alignment, size);
-    if (!pointer) return ENOMEM;
-    *result = pointer;
-    return 0;
-}
-}
-// NOLINTEND(bugprone-reserved-identifier,readability-identifier-naming,readability-inconsistent-declaration-parameter-name)
-#endif
 
 namespace attune::tools {
 namespace {
@@ -77,6 +16,27 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_between(Clock::time_point a, Clock::time_point b) {
     return std::chrono::duration<double>(b - a).count();
+}
+
+// Seconds of so many calls; empty: one of them failed.
+std::optional<double> take(const Contestant &c, int calls) {
+    if (c.timed) return c.timed(calls);
+    bool ok = true;
+    const auto start = Clock::now();
+    for (int call = 0; call < calls; ++call) ok = c.run() && ok;
+    const double seconds = seconds_between(start, Clock::now());
+    return ok ? std::optional(seconds) : std::nullopt;
+}
+
+// A line of /proc/self/status, in bytes.
+std::optional<int64_t> memory_status(const char *name) {
+    std::ifstream file("/proc/self/status");
+    for (std::string word; file >> word;)
+        if (word == name) {
+            int64_t kib = 0;
+            if (file >> kib) return kib * 1024;
+        }
+    return {};
 }
 
 } // namespace
@@ -98,17 +58,16 @@ double median(std::vector<double> samples) {
 }
 
 AllocationCounter::AllocationCounter() {
-    allocations = 0;
-    counting = true;
+    attune_count_begin();
 }
 AllocationCounter::~AllocationCounter() {
-    counting = false;
+    attune_count_end();
 }
 int64_t AllocationCounter::count() const {
-    return allocations;
+    return attune_count_now();
 }
 bool AllocationCounter::available() {
-    return ATTUNE_COUNT_ALLOCATIONS != 0;
+    return attune_count_available() != 0;
 }
 
 void reset_peak_rss() {
@@ -117,15 +76,14 @@ void reset_peak_rss() {
 }
 
 int64_t peak_rss() {
-    std::ifstream file("/proc/self/status");
-    for (std::string word; file >> word;)
-        if (word == "VmHWM:") {
-            int64_t kib = 0;
-            if (file >> kib) return kib * 1024;
-        }
+    if (const auto bytes = memory_status("VmHWM:")) return *bytes;
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return int64_t(usage.ru_maxrss) * 1024;
+}
+
+int64_t resident_bytes() {
+    return memory_status("VmRSS:").value_or(0);
 }
 
 std::vector<Measurement> measure_interleaved(const std::vector<Contestant> &contestants, const BenchOptions &options) {
@@ -142,14 +100,13 @@ std::vector<Measurement> measure_interleaved(const std::vector<Contestant> &cont
         report(0.2 * double(k) / double(count), k);
         const Contestant &c = contestants[k];
         double call = 0;
-        for (int warm = 0; warm < 2; ++warm) {
-            const auto start = Clock::now();
-            if (!c.run()) {
+        for (int warm = 0; warm < (c.timed ? 1 : 2); ++warm) {
+            const auto seconds = take(c, 1);
+            if (!seconds) {
                 results[k].failed = finished[k] = true;
                 break;
             }
-            call = seconds_between(start, Clock::now());
-            spent[k] += call;
+            call = *seconds;
             if (call > options.hard_limit) {
                 // So slow that the one call has to be the sample.
                 results[k].samples.push_back(call);
@@ -159,9 +116,9 @@ std::vector<Measurement> measure_interleaved(const std::vector<Contestant> &cont
             }
         }
         estimate[k] = call;
-        results[k].calls_per_sample =
-            std::max(1, int(std::ceil(std::min(options.sample_seconds / std::max(call, 1e-9), 1e6))));
-        spent[k] = 0;
+        const int calls = std::max(1, int(std::ceil(std::min(options.sample_seconds / std::max(call, 1e-9), 1e6))));
+        const int multiple = calls > 1 ? options.calls_multiple : 1;
+        results[k].calls_per_sample = (calls + multiple - 1) / multiple * multiple;
     }
     if (options.before_samples) options.before_samples();
     for (int round = 0; round < options.rounds; ++round) {
@@ -178,17 +135,14 @@ std::vector<Measurement> measure_interleaved(const std::vector<Contestant> &cont
             }
             report(0.2 + 0.8 * (round + double(k) / double(count)) / options.rounds, k);
             const Contestant &c = contestants[k];
-            bool ok = true;
-            const auto start = Clock::now();
-            for (int call = 0; call < m.calls_per_sample; ++call) ok = c.run() && ok;
-            const double seconds = seconds_between(start, Clock::now());
-            if (!ok) {
+            const auto seconds = take(c, m.calls_per_sample);
+            if (!seconds) {
                 m.failed = finished[k] = true;
                 continue;
             }
             if (c.after_sample) c.after_sample();
-            m.samples.push_back(seconds / m.calls_per_sample);
-            spent[k] += seconds;
+            m.samples.push_back(*seconds / m.calls_per_sample);
+            spent[k] += *seconds;
             any = true;
         }
         if (!any) break;

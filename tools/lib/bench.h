@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,11 +33,15 @@ class AllocationCounter {
 // /proc/self/clear_refs), it is the peak since the start.
 void reset_peak_rss();
 int64_t peak_rss();
+int64_t resident_bytes(); // now
 
 struct Contestant {
     std::string name;
-    std::function<bool()> run;          // one call; false: it failed, and is dropped
-    std::function<void()> after_sample; // may be empty: called after each sample, outside the time
+    std::function<bool()> run;               // one call; false: it failed, and is dropped
+    std::function<void()> after_sample = {}; // may be empty: called after each sample, outside the time
+    // In place of `run` for one that times itself, in another process: seconds of so many calls, after warm ones of its
+    // own; empty: it failed, and is dropped.
+    std::function<std::optional<double>(int)> timed = {};
 };
 
 struct BenchOptions {
@@ -44,6 +49,7 @@ struct BenchOptions {
     double time_limit = 1.5;      // seconds of measuring for each contestant; three samples are taken in any case …
     double hard_limit = 20;       // … unless one call takes longer than this
     double sample_seconds = 2e-3; // short calls are repeated until a sample lasts this long
+    int calls_multiple = 1;       // of which the calls of a sample are a multiple, unless one call fills it
     std::function<void()> before_samples; // once, between the warm calls and the samples
     // Called with the share done, from 0 to 1, and who runs.
     std::function<void(double, const std::string &)> progress;

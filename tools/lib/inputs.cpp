@@ -65,8 +65,18 @@ attune_tensor dense(void *data, attune_dtype dtype, std::array<int64_t, 4> shape
 
 } // namespace
 
-Buffer::Buffer(size_t bytes, Guard guard) : size_(bytes), guard_(guard) {
+Buffer::Buffer(size_t bytes, Guard guard, bool huge_pages) : size_(bytes), guard_(guard) {
     const size_t page = page_size();
+    if (huge_pages && guard == Guard::none) {
+        constexpr size_t kHuge = size_t(2) << 20;
+        mapping_size_ = (bytes + 64 + 2 * kHuge - 1) / kHuge * kHuge;
+        void *mapping = mmap(nullptr, mapping_size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapping == MAP_FAILED) throw std::bad_alloc();
+        mapping_ = static_cast<std::byte *>(mapping);
+        madvise(mapping_, mapping_size_, MADV_HUGEPAGE);
+        data_ = mapping_ + (kHuge - reinterpret_cast<uintptr_t>(mapping_) % kHuge) % kHuge + 64;
+        return;
+    }
     if (guard == Guard::none) {
         // 64 bytes: a cache line, which is what an ordinary caller's allocator gives for large arrays at best.
         data_ = std::aligned_alloc(64, (std::max<size_t>(bytes, 1) + 63) / 64 * 64);
@@ -102,7 +112,7 @@ void Buffer::swap(Buffer &other) noexcept {
 }
 
 bool Buffer::slack_intact() const {
-    if (!mapping_) return true;
+    if (guard_ == Guard::none) return true;
     const std::byte *first = mapping_ + page_size(), *last = mapping_ + mapping_size_ - page_size();
     const std::byte *begin = static_cast<const std::byte *>(data_), *end = begin + size_;
     const auto untouched = [](std::byte b) { return b == kPattern; };
@@ -154,8 +164,9 @@ void Inputs::allocate(const InputOptions &options) {
              to_string(c), needed * 1e-9, 0.8 * available * 1e-9);
 
     const Guard guard = options.guard;
-    const auto array = [guard](int64_t count, attune_dtype dtype) {
-        return Buffer(size_t(count) * dtype_size(dtype), guard);
+    const bool huge = options.huge_pages;
+    const auto array = [guard, huge](int64_t count, attune_dtype dtype) {
+        return Buffer(size_t(count) * dtype_size(dtype), guard, huge);
     };
     q_ = array(c.B * c.Hq * c.N * c.dk, c.dtype);
     k_ = array(c.B * c.Hkv * c.M * c.dk, c.kv_dtype);

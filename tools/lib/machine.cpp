@@ -135,12 +135,12 @@ Chunk chunk_of(const std::string &isa) {
 
 // Reads one block; nothing is computed with it.
 constexpr size_t kReadBlock = 1 << 20;
-using ReadBlock = void (*)(const char *);
+using ReadBlock = void (*)(const char *, size_t); // whole 512 bytes
 
-void read_words(const char *block) {
+void read_words(const char *block, size_t bytes) {
     const auto *words = reinterpret_cast<const uint64_t *>(block);
     uint64_t sums[8] = {};
-    for (size_t i = 0; i < kReadBlock / 8; i += 8)
+    for (size_t i = 0; i < bytes / 8; i += 8)
         for (size_t k = 0; k < 8; ++k) sums[k] += words[i + k];
     uint64_t sum = 0;
     for (uint64_t s : sums) sum += s;
@@ -148,8 +148,8 @@ void read_words(const char *block) {
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) void read_avx2(const char *block) {
-    for (size_t i = 0; i < kReadBlock; i += 256) {
+__attribute__((target("avx2"))) void read_avx2(const char *block, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 256) {
         __m256 a, b, c, d;
         for (size_t k = 0; k < 256; k += 128)
             __asm__ volatile("vmovups %4, %0\n\tvmovups %5, %1\n\tvmovups %6, %2\n\tvmovups %7, %3"
@@ -159,8 +159,8 @@ __attribute__((target("avx2"))) void read_avx2(const char *block) {
     }
 }
 
-__attribute__((target("avx512f"))) void read_avx512(const char *block) {
-    for (size_t i = 0; i < kReadBlock; i += 512) {
+__attribute__((target("avx512f"))) void read_avx512(const char *block, size_t bytes) {
+    for (size_t i = 0; i < bytes; i += 512) {
         __m512 a, b, c, d;
         for (size_t k = 0; k < 512; k += 256)
             __asm__ volatile("vmovups %4, %0\n\tvmovups %5, %1\n\tvmovups %6, %2\n\tvmovups %7, %3"
@@ -271,13 +271,37 @@ double measure_read_gbps(const Machine &machine, int threads, double seconds) {
         const auto start = Clock::now();
         double elapsed = 0;
         do {
-            read(static_cast<const char *>(memory) + position);
+            read(static_cast<const char *>(memory) + position, kReadBlock);
             bytes += kReadBlock;
             position = (position + kReadBlock) % each;
             elapsed = seconds_since(start);
         } while (elapsed < seconds);
         rate[size_t(thread)] = double(bytes) / elapsed * 1e-9;
         munmap(memory, each);
+    });
+    double gbps = 0;
+    for (double r : rate) gbps += r;
+    return gbps;
+}
+
+double measure_read_gbps(const Machine &machine, int threads, const std::vector<std::span<const std::byte>> &arrays,
+                         double seconds) {
+    const ReadBlock read = best_read(machine);
+    std::vector<double> rate(size_t(threads), 0.0);
+    together(threads, [&](int thread) {
+        size_t bytes = 0;
+        const auto start = Clock::now();
+        double elapsed = 0;
+        do {
+            for (const auto &array : arrays) {
+                const size_t blocks = array.size() / 512, first = blocks * size_t(thread) / size_t(threads);
+                const size_t count = blocks * size_t(thread + 1) / size_t(threads) - first;
+                read(reinterpret_cast<const char *>(array.data()) + first * 512, count * 512);
+                bytes += count * 512;
+            }
+            elapsed = seconds_since(start);
+        } while (elapsed < seconds && bytes > 0);
+        rate[size_t(thread)] = double(bytes) / elapsed * 1e-9;
     });
     double gbps = 0;
     for (double r : rate) gbps += r;

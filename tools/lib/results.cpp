@@ -24,7 +24,13 @@ using nlohmann::json;
 std::atomic<bool> writing{false};
 std::atomic<int> pending_signal{0};
 
+// Set while a command wants to end in its own time: see DeferredInterrupts.
+std::atomic<bool> deferring{false};
+std::atomic<int> interrupt_pipe[2] = {-1, -1};
+std::atomic<void (*)()> exit_hook{nullptr};
+
 void end_at_once(int signal) {
+    if (const auto hook = exit_hook.load()) hook();
     if (isatty(STDERR_FILENO)) {
         const char text[] = "\r\033[K";
         if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(128 + signal);
@@ -33,7 +39,11 @@ void end_at_once(int signal) {
 }
 
 extern "C" void on_interrupt(int signal) {
-    pending_signal = signal;
+    const bool first = pending_signal.exchange(signal) == 0;
+    if (deferring && first) {
+        if (write(interrupt_pipe[1], "!", 1) < 0) _exit(128 + signal);
+        return;
+    }
     if (!writing) end_at_once(signal);
 }
 
@@ -42,7 +52,7 @@ class WritingScope {
     WritingScope() { writing = true; }
     ~WritingScope() {
         writing = false;
-        if (pending_signal) end_at_once(pending_signal);
+        if (pending_signal && !deferring) end_at_once(pending_signal);
     }
 };
 
@@ -97,6 +107,12 @@ json to_json(const Machine &machine, const std::string &isa, const Calibration &
                     {"chosen", r.chosen},
                     {"input", r.input},
                     {"seed", r.seed}};
+        // Only bench yields these.
+        if (r.rss_growth_bytes) row["rss_growth_bytes"] = *r.rss_growth_bytes;
+        if (r.peak_gflops) row["peak_gflops"] = optional_json(r.peak_gflops);
+        if (r.read_gbps) row["read_gbps"] = optional_json(r.read_gbps);
+        if (!r.how.empty()) row["how"] = r.how;
+        if (!r.version.empty()) row["version"] = r.version;
         if (!r.phases.empty()) {
             json phases = json::array();
             for (const auto &[name, seconds] : r.phases) phases.push_back({{"name", name}, {"median_s", seconds}});
@@ -139,6 +155,11 @@ std::vector<ResultRow> rows_from_json(const json &file) {
             read_optional(j, "peak_rss_bytes", r.peak_rss_bytes);
             read_optional(j, "workspace_bytes", r.workspace_bytes);
             read_optional(j, "allocs_per_call", r.allocs_per_call);
+            read_optional(j, "rss_growth_bytes", r.rss_growth_bytes);
+            read_optional(j, "peak_gflops", r.peak_gflops);
+            read_optional(j, "read_gbps", r.read_gbps);
+            r.how = j.value("how", "");
+            r.version = j.value("version", "");
             read_optional(j, "max_err", r.max_err);
             read_optional(j, "err_bound", r.err_bound);
             read_optional(j, "lse_err", r.lse_err);
@@ -193,6 +214,34 @@ void install_interrupt_handler() {
     action.sa_handler = on_interrupt;
     sigemptyset(&action.sa_mask);
     for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
+}
+
+void set_exit_hook(void (*hook)()) {
+    exit_hook = hook;
+}
+
+DeferredInterrupts::DeferredInterrupts() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) fail("no pipe for Ctrl-C ({})", std::strerror(errno));
+    for (int i = 0; i < 2; ++i) interrupt_pipe[i] = ends[i];
+    deferring = true;
+}
+
+DeferredInterrupts::~DeferredInterrupts() {
+    deferring = false;
+    for (auto &end : interrupt_pipe) close(end.exchange(-1));
+}
+
+bool DeferredInterrupts::requested() {
+    return deferring && pending_signal != 0;
+}
+
+int DeferredInterrupts::signal() {
+    return pending_signal;
+}
+
+int DeferredInterrupts::fd() {
+    return interrupt_pipe[0];
 }
 
 int display_width(std::string_view text) {

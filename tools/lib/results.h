@@ -22,10 +22,14 @@ struct ResultRow {
     std::optional<double> median_s, min_s, p90_s, gflops, pct_peak, gbps;
     std::optional<int64_t> peak_rss_bytes, workspace_bytes;
     std::optional<double> allocs_per_call;
+    std::optional<int64_t> rss_growth_bytes;      // of the process's peak over what it held before its first call
+    std::optional<double> peak_gflops, read_gbps; // calibrated around this row's measurement
     std::optional<double> max_err, err_bound, lse_err, lse_bound;
     bool ok = false;
     std::string why_not; // why it is not ok, or did not run
     bool chosen = false; // by a plan that is free to choose
+    std::string how;     // which of several ways to call a peer was the fastest
+    std::string version; // of a peer
     std::string input;   // "seed 0", or which file Q, K and V are from
     uint64_t seed = 0;
     std::vector<std::pair<std::string, double>> phases; // name, median seconds
@@ -47,6 +51,21 @@ void write_json(const std::string &path, const nlohmann::json &value);
 
 // Ctrl-C (and SIGTERM): leaves the terminal in order, leaves no half-written file, and ends with status 130 (143).
 void install_interrupt_handler();
+// Called by the handler before the process ends at once. Only what is safe there.
+void set_exit_hook(void (*hook)());
+
+// While an object of this class lives, the first Ctrl-C only makes requested() true and fd() readable; the second one
+// ends the process as usual. For commands that keep what they know so far.
+class DeferredInterrupts {
+  public:
+    DeferredInterrupts();
+    ~DeferredInterrupts();
+    DeferredInterrupts(const DeferredInterrupts &) = delete;
+    DeferredInterrupts &operator=(const DeferredInterrupts &) = delete;
+    static bool requested();
+    static int signal(); // 0: none
+    static int fd();     // -1 where no such object lives
+};
 
 // Columns on a terminal, counted, not bytes: accents combine, and wide characters take two.
 int display_width(std::string_view text);

@@ -1,0 +1,59 @@
+"""OpenVINO's ScaledDotProductAttention on its CPU plugin, as a model of one node with its tensors set once."""
+import numpy as np
+import openvino
+from openvino import opset13 as ops
+
+from peer import Cannot, Contestant, huge, main
+
+
+class OpenVino(Contestant):
+    version = openvino.__version__
+
+    def release(self):
+        self.kept = []
+
+    def prepare(self, p, copies, threads):
+        if p.dtype != "f32":
+            raise Cannot("only the f32 form is set up")
+        if p.softcap or p.sink:
+            raise Cannot("ScaledDotProductAttention has no soft cap and no sink")
+        q, k, v = p.load("q", p.B, p.Hq, p.N, p.dk), p.load("k", p.B, p.Hkv, p.M, p.dk), p.load("v", p.B, p.Hkv, p.M, p.dv)
+        mask = None if p.plainly_causal else p.attention_mask()
+        if mask is not None and mask.dtype == bool:
+            mask = np.where(mask, np.float32(0), np.float32(-1e9))
+        if mask is not None:
+            mask = np.ascontiguousarray(np.broadcast_to(mask, (*mask.shape[:2], p.N, p.M)), dtype=np.float32)
+
+        def calls(q, k, v, mask):
+            inputs = [q, k, v] + ([] if mask is None else [mask])
+            parameters = [ops.parameter(list(a.shape), np.float32) for a in inputs]
+            # A scale has to be preceded by a mask; the default needs neither.
+            extra = [] if p.default_scale else [ops.constant(np.float32(0))] * (mask is None) + [ops.constant(np.float32(p.scale))]
+            node = ops.scaled_dot_product_attention(*parameters, *extra, causal=bool(p.plainly_causal))
+            compiled = openvino.Core().compile_model(openvino.Model([node], parameters), "CPU", {
+                "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"})
+
+            def one():
+                request = compiled.create_infer_request()
+                arrays = [huge(a) for a in inputs]
+                for i, a in enumerate(arrays):
+                    request.set_input_tensor(i, openvino.Tensor(a, shared_memory=True))
+                self.kept.append((request, arrays, compiled))
+
+                def run():
+                    request.infer(share_outputs=True)
+                    return request.get_output_tensor(0).data
+
+                return run
+
+            return [one() for _ in range(copies)]
+
+        repeated = (lambda x: np.repeat(x, p.group, 1)) if p.group > 1 else (lambda x: x)
+        ways = {"K and V repeated" if p.group > 1 else "": calls(q, repeated(k), repeated(v), mask)}
+        if p.group > 1 and p.N == 1 and (mask is None or mask.shape[1] == 1):
+            ways["query heads as rows"] = calls(q.reshape(p.B, p.Hkv, p.group, p.dk), k, v, mask)
+        return ways
+
+
+if __name__ == "__main__":
+    main({"openvino": OpenVino})
