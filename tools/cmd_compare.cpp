@@ -6,6 +6,8 @@
 
 #include "lib/bench.h"
 #include "lib/error.h"
+#include "lib/peer_bench.h"
+#include "lib/peers.h"
 #include "lib/workload.h"
 
 #include <algorithm>
@@ -24,7 +26,7 @@ constexpr const char *kLadderCase = "f32:b1:h8:n1024:d64";
 struct CompareOptions {
     CommonOptions common;
     std::vector<std::string> kernels;
-    bool all_isas = false, ladder = false;
+    bool all_isas = false, ladder = false, peers = false;
     int rounds = 15;
     double time_limit = 1.5;
 };
@@ -218,13 +220,55 @@ class Runner {
     std::vector<std::vector<double>> phase_samples_;
 };
 
+// The peers of compare --peers: other processes, which stand still while a kernel of this one runs.
+class Peers {
+  public:
+    explicit Peers(bool wanted) {
+        if (!wanted) return;
+        for (RemoteSpec &spec : peer_specs())
+            remotes_.push_back(std::make_unique<Remote>(std::move(spec), RemoteLimits{}));
+    }
+    size_t size() const { return remotes_.size(); }
+
+    // Adds a row for each, and a contestant for those that can. `rows` must not grow afterwards.
+    void enter(const Workload &w, int threads, uint64_t seed, std::vector<Row> &rows, size_t first,
+               std::vector<Contestant> &contestants, std::vector<size_t> &index) {
+        if (remotes_.empty()) return;
+        shared_ = w.parts.size() == 1 ? std::make_unique<SharedCase>(*w.parts[0], seed, 1) : nullptr;
+        for (size_t i = 0; i < remotes_.size(); ++i) {
+            Remote &remote = *remotes_[i];
+            ResultRow &row = rows[first + i].result;
+            row.impl = remote.spec().impl;
+            row.case_text = to_string(w.problem);
+            row.threads = threads;
+            row.why_not = "takes one problem at a time, not a model's layers; expected --case";
+            if (!shared_) continue;
+            row.why_not = "";
+            if (!tools::enter(remote, *shared_, *w.parts[0], w.references[0], threads, seed, row)) continue;
+            Contestant c;
+            c.name = row.impl;
+            c.timed = [&remote, &row](int calls) { return remote.timed(calls, row); };
+            contestants.push_back(std::move(c));
+            index.push_back(first + i);
+        }
+    }
+
+    void finish(const Workload &w, size_t peer, const std::vector<double> &samples, double peak, ResultRow &row) {
+        tools::finish(*remotes_[peer], *shared_, *w.parts[0], w.references[0], samples, peak, row);
+    }
+
+  private:
+    std::vector<std::unique_ptr<Remote>> remotes_;
+    std::unique_ptr<SharedCase> shared_;
+};
+
 struct Comparison {
     std::vector<Row> rows;
     double peak = 0;
 };
 
 Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFilter &filter, const Machine &machine,
-                      int threads, uint64_t seed) {
+                      int threads, uint64_t seed, Peers &peers) {
     Comparison result;
     const attune_problem problem = device_problem(w, filter.device);
     std::string chosen, why;
@@ -253,11 +297,14 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         result.rows.push_back(std::move(row));
     }
 
+    const size_t first_peer = result.rows.size();
+    result.rows.resize(first_peer + peers.size());
+
     // One workspace for all, as large as the largest needs: warm pages for each of them alike.
     std::vector<std::unique_ptr<Runner>> runners;
     size_t most = 0;
     for (Row &row : result.rows) {
-        runners.push_back(
+        runners.push_back( // none for a peer
             row.entry.kernel ? std::make_unique<Runner>(w, *row.entry.kernel, problem, threads, row.result) : nullptr);
         if (!runners.back()) continue;
         const size_t bytes = runners.back()->workspace();
@@ -294,6 +341,7 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         contestants.push_back(std::move(c));
         index.push_back(i);
     }
+    peers.enter(w, threads, seed, result.rows, first_peer, contestants, index);
     const double peak_before = measure_peak_gflops(machine, w.problem.dtype, threads);
     BenchOptions bench;
     bench.rounds = options.rounds;
@@ -311,6 +359,10 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         ResultRow &row = result.rows[index[k]].result;
         if (measured[k].failed || measured[k].samples.empty()) {
             row.ok = false;
+            continue;
+        }
+        if (index[k] >= first_peer) {
+            peers.finish(w, index[k] - first_peer, measured[k].samples, result.peak, row);
             continue;
         }
         const Statistics s = statistics(measured[k].samples);
@@ -358,12 +410,16 @@ void print_comparison(const Workload &w, const Comparison &comparison, int threa
     std::string notes;
     for (const Row *row : order) {
         const ResultRow &r = row->result;
+        const bool peer = r.impl != "attune";
+        const std::string name = peer ? peer_title(r.impl) : r.strategy;
         if (!r.ok)
-            notes += row->entry.kernel ? fmt::format("WRONG   {}: {}\n", r.kernel, r.why_not)
-                                       : fmt::format("cannot  {}: {}\n", r.strategy, r.why_not);
+            notes += row->entry.kernel || r.median_s
+                         ? fmt::format("WRONG   {}: {}\n", peer ? name : r.kernel, r.why_not)
+                         : fmt::format("cannot  {}: {}\n", name, r.why_not);
         if (!r.median_s) continue;
-        table.add({r.strategy, r.kernel, format_seconds(*r.median_s), format_seconds(*r.min_s),
-                   fmt::format("{:.1f}", *r.gflops), share_text(r), format_bytes(double(r.workspace_bytes.value_or(0))),
+        table.add({name, peer ? r.version + (r.how.empty() ? "" : ", ") + r.how : r.kernel, format_seconds(*r.median_s),
+                   format_seconds(*r.min_s), fmt::format("{:.1f}", *r.gflops), share_text(r),
+                   r.workspace_bytes ? format_bytes(double(*r.workspace_bytes)) : "–",
                    format_error(r.max_err.value_or(0)), format_error(r.err_bound.value_or(0)),
                    !r.ok      ? "WRONG"
                    : r.chosen ? "◀ chosen"
@@ -379,7 +435,7 @@ void print_comparison(const Workload &w, const Comparison &comparison, int threa
                                           [](const Row *row) { return row->result.allocs_per_call.value_or(0) > 0; });
     if (allocating > 0)
         for (const Row *row : order)
-            if (row->result.allocs_per_call.value_or(0) > 0)
+            if (row->entry.kernel && row->result.allocs_per_call.value_or(0) > 0)
                 fmt::print("allocates  {}: {:.3g} times a call\n", row->result.kernel, *row->result.allocs_per_call);
     fmt::print("\n");
 }
@@ -454,12 +510,14 @@ void run_compare(const CompareOptions &options, Status &status) {
 
     std::vector<ResultRow> rows;
     bool wrong = false;
+    Peers peers(options.peers);
     for (const Job &job : jobs) {
         std::fflush(stdout);
         Workload workload = job.make();
         bool measured = false;
         for (int threads : thread_counts) {
-            const Comparison comparison = compare_on(workload, options, filter, machine, threads, options.common.seed);
+            const Comparison comparison =
+                compare_on(workload, options, filter, machine, threads, options.common.seed, peers);
             if (comparison.rows.empty())
                 fail("compare: no kernel is left after --strategy, --kernel, --device and --ladder; expected at least "
                      "one");
@@ -498,6 +556,7 @@ void add_compare(CLI::App &app, Status &status) {
         ->delimiter(',')
         ->allow_extra_args(false);
     command->add_flag("--all-isas", options->all_isas, "Every kernel that can, not just the best one of each strategy");
+    command->add_flag("--peers", options->peers, "Also the installed peers (./attune bench --help), one process each");
     command->add_flag("--ladder", options->ladder,
                       "One problem from the unscheduled algorithm step by step to the full flash schedule");
     command->add_option("--rounds", options->rounds, "Samples of each kernel, at most (default 15)")->type_name("N");

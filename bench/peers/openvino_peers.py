@@ -7,7 +7,7 @@ from peer import Cannot, Contestant, huge, main
 
 
 class OpenVino(Contestant):
-    version = openvino.__version__
+    version = openvino.__version__.partition("-")[0]
 
     def release(self):
         self.kept = []

@@ -114,7 +114,12 @@ class OpenBlasWorker : public WorkerContestant {
   public:
     explicit OpenBlasWorker(const std::string &path) : blas_(path), softmax_(best_softmax()) {}
 
-    std::string version() const override { return blas_.get_config(); }
+    std::string version() const override {
+        // "OpenBLAS 0.3.34 NO_AFFINITY …"
+        const std::string config = blas_.get_config();
+        const size_t begin = config.find(' ') + 1;
+        return config.substr(begin, config.find(' ', begin) - begin);
+    }
 
     json prepare(int threads) override {
         const Case &c = copies_[0]->input_case();

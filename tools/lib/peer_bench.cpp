@@ -30,6 +30,37 @@ BenchCase::BenchCase(const Case &c, const Machine &machine, uint64_t seed) : pro
     shared = std::make_unique<SharedCase>(*inputs, seed, copies_needed(c, machine));
 }
 
+bool enter(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference, int threads,
+           uint64_t seed, ResultRow &row) {
+    const Case &c = inputs.input_case();
+    row.case_text = to_string(c);
+    row.impl = remote.spec().impl;
+    row.dtype = dtype_name(c.dtype);
+    row.threads = threads;
+    row.input = fmt::format("seed {}", seed);
+    row.seed = seed;
+    row.ok = true;
+    if (!remote.prepare(shared, threads, row)) return false;
+    if (!remote.check(shared, reference, inputs.tensors(), true, row)) return false;
+    judge(row);
+    return remote.count_allocations(row);
+}
+
+void finish(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference,
+            const std::vector<double> &samples, double peak, ResultRow &row) {
+    const Case &c = inputs.input_case();
+    const Statistics s = statistics(samples);
+    row.median_s = s.median;
+    row.min_s = s.min;
+    row.p90_s = s.p90;
+    row.gflops = useful_flops(c) / s.median * 1e-9;
+    row.gbps = least_bytes(c) / s.median * 1e-9;
+    row.peak_gflops = peak;
+    if (peak > 0) row.pct_peak = 100 * *row.gflops / peak;
+    remote.check(shared, reference, inputs.tensors(), false, row);
+    judge(row);
+}
+
 BenchResult bench_case(const BenchCase &bench, const std::vector<std::unique_ptr<Remote>> &contestants,
                        const Machine &machine, int threads, const PeerBenchOptions &options) {
     const Case &c = bench.problem;
@@ -44,18 +75,9 @@ BenchResult bench_case(const BenchCase &bench, const std::vector<std::unique_ptr
     for (size_t i = 0; i < contestants.size(); ++i) {
         Remote &remote = *contestants[i];
         ResultRow &row = result.rows[i];
-        row.case_text = to_string(c);
         row.impl = remote.spec().impl;
-        row.dtype = dtype_name(c.dtype);
-        row.threads = threads;
-        row.input = fmt::format("seed {}", options.seed);
-        row.seed = options.seed;
-        row.ok = true;
         progress(0.3 * double(i) / double(contestants.size()), "preparing " + row.impl);
-        if (!remote.prepare(*bench.shared, threads, row)) continue;
-        if (!remote.check(*bench.shared, bench.reference, bench.inputs->tensors(), true, row)) continue;
-        judge(row);
-        if (!remote.count_allocations(row)) continue;
+        if (!enter(remote, *bench.shared, *bench.inputs, bench.reference, threads, options.seed, row)) continue;
         Contestant entry;
         entry.name = row.impl;
         entry.timed = [&remote, &row](int calls) { return remote.timed(calls, row); };
@@ -90,17 +112,9 @@ BenchResult bench_case(const BenchCase &bench, const std::vector<std::unique_ptr
             continue;
         }
         result.samples[index[k]] = measured[k].samples;
-        const Statistics s = statistics(measured[k].samples);
-        row.median_s = s.median;
-        row.min_s = s.min;
-        row.p90_s = s.p90;
-        row.gflops = useful_flops(c) / s.median * 1e-9;
-        row.gbps = least_bytes(c) / s.median * 1e-9;
-        row.peak_gflops = result.peak;
         if (result.read > 0) row.read_gbps = result.read;
-        if (result.peak > 0) row.pct_peak = 100 * *row.gflops / result.peak;
-        contestants[index[k]]->check(*bench.shared, bench.reference, bench.inputs->tensors(), false, row);
-        judge(row);
+        finish(*contestants[index[k]], *bench.shared, *bench.inputs, bench.reference, measured[k].samples, result.peak,
+               row);
     }
     return result;
 }

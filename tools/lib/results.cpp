@@ -10,8 +10,10 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fcntl.h>
 #include <filesystem>
+#include <fmt/chrono.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -120,7 +122,9 @@ json to_json(const Machine &machine, const std::string &isa, const Calibration &
         }
         list.push_back(std::move(row));
     }
-    return {{"machine",
+    return {{"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+            {"version", attune_version()},
+            {"machine",
              {{"cpu", machine.cpu},
               {"isa", isa},
               {"cores", machine.cores},

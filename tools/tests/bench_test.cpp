@@ -74,6 +74,25 @@ TEST(Interleaving, ShortCallsAreRepeatedAndSlowOnesCutShort) {
     EXPECT_EQ(results[2].samples.size(), 1u); // its warm call is the sample
 }
 
+TEST(Interleaving, OneThatTimesItselfIsAskedForCalls) {
+    std::vector<int> asked;
+    BenchOptions options;
+    options.rounds = 3;
+    options.sample_seconds = 0.01;
+    options.calls_multiple = 4;
+    Contestant c{"elsewhere", {}, {}, [&asked](int calls) {
+                     asked.push_back(calls);
+                     return std::optional(calls * 1e-3);
+                 }};
+    const auto results = measure_interleaved({c}, options);
+    EXPECT_EQ(asked, (std::vector<int>{1, 12, 12, 12})); // 10 calls fill the sample; 12 are three times all copies
+    ASSERT_EQ(results[0].samples.size(), 3u);
+    EXPECT_NEAR(results[0].samples[0], 1e-3, 1e-12);
+
+    c.timed = [](int) { return std::optional<double>(); };
+    EXPECT_TRUE(measure_interleaved({c}, options)[0].failed);
+}
+
 TEST(Allocations, AreCountedWhoeverMakesThem) {
     if (!AllocationCounter::available()) GTEST_SKIP() << "a sanitizer or another C library";
     const AllocationCounter counter;

@@ -26,10 +26,11 @@ expect 0 'compare' --help
 expect 0 'layout=L' compare --help
 expect 0 'float64' verify --help
 expect 0 'KERNEL' info --help
+expect 0 '--peers' bench --help
 expect 0 'MODEL' onnx-attention --help
 expect 0 'attune 0.' --version
 expect 2 'subcommand is required'
-expect 2 'fast: no such command; expected one of: compare, verify, info' fast
+expect 2 'fast: no such command; expected one of: compare, bench, verify, info' fast
 expect 2 '--colour' info --colour
 
 expect 2 "d=0; expected at least 1" verify --case f32:n4:d0

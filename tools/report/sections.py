@@ -1,0 +1,69 @@
+"""What a page is made of. A section builder takes a Results and returns a list of Section, empty where it has nothing to say
+about this file; a new kind of result (a tuner's, say) is one more builder in BUILDERS."""
+import dataclasses
+
+import plots
+from results import geometric_mean, head_sweeps, title
+
+
+@dataclasses.dataclass
+class Section:
+    heading: str
+    template: str  # a block of page.html
+    data: dict
+
+
+def summary(results):
+    sections = []
+    for threads in results.thread_counts:
+        groups = [g for g in results.groups if g.threads == threads and g.attune and not g.compares_kernels]
+        if not groups:
+            continue
+        leads = [g.lead for g in groups if g.lead]
+        text = ""
+        if leads:
+            text = (f"attune is {geometric_mean(leads):.2f} times as fast as the best peer in the geometric mean of {len(leads)} "
+                    f"cases, {min(leads):.2f} times at least.")
+        sections.append(Section(f"All cases, {threads} thread{'s' * (threads != 1)}", "picture",
+                                {"text": text, "svg": plots.overview(groups)}))
+    return sections
+
+
+def sweeps(results):
+    palette = plots.colours(results.impls)
+    found = head_sweeps(results)
+    if not found:
+        return []
+    pictures = [{"caption": f"{name}, {threads} thread{'s' * (threads != 1)}", "svg": plots.head_sweep(points, palette)}
+                for (threads, name), points in found.items()]
+    return [Section("The same width, more heads", "pictures", {"pictures": pictures})]
+
+
+def table(results):
+    impls = results.impls
+    rows = []
+    for group in results.groups:
+        if group.compares_kernels:
+            continue
+        cells = {r.impl: r for r in group.rows}
+        rows.append({"group": group, "cells": [cells.get(i) for i in impls]})
+    return [Section("Table", "table", {"impls": [title(i) for i in impls], "rows": rows})] if rows else []
+
+
+def cases(results):
+    palette = plots.colours(results.impls)
+    entries = []
+    for case, groups in results.cases():
+        shown = [g for g in groups if g.rows]
+        entry = {"case": case, "svg": plots.bars_of_case(shown, palette) if shown else "", "groups": groups,
+                 "phases": [{"caption": f"Phases, {g.threads} threads", "svg": plots.phases(g)} for g in shown
+                            if any(r.get("phases") for r in g.rows)]}
+        entries.append(entry)
+    return [Section("Case by case", "cases", {"entries": entries})]
+
+
+BUILDERS = [summary, sweeps, table, cases]
+
+
+def build(results):
+    return [section for builder in BUILDERS for section in builder(results)]

@@ -1,0 +1,139 @@
+"""attune report on results made up here: python report_test.py"""
+import html.parser
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+REPORT = pathlib.Path(__file__).parents[1] / "report" / "main.py"
+sys.path.insert(0, str(REPORT.parent))
+
+
+def row(case, impl, threads=1, median=None, **more):
+    fields = {"case": case, "impl": impl, "kernel": "attn_flash" if impl.startswith("attune") else "", "strategy": "", "dtype": "f32",
+              "threads": threads, "ok": median is not None, "why_not": "", "chosen": False, "median_s": median, "min_s": median,
+              "p90_s": median, "gflops": None, "gbps": None, "pct_peak": None, "max_err": None, "err_bound": None}
+    if median:
+        fields |= {"gflops": 1 / median, "gbps": 0.1 / median, "pct_peak": 1 / median, "max_err": 1e-7, "err_bound": 1e-5}
+    return fields | more
+
+
+def results():
+    rows = []
+    for heads in (1, 2, 4, 8):
+        case = f"f32:b1:h{heads}:n512:d{512 // heads}"
+        for threads in (1, 2):
+            rows += [row(case, "attune", threads, 0.0125 / threads), row(case, "attune_again", threads, 0.01265 / threads),
+                     row(case, "torch_sdpa", threads, 0.02 / threads, version="2.15.0"), row(case, "openvino", threads, 0.025),
+                     row(case, "ort_gqa", threads, why_not="it <cannot> & will not")]
+    decode = "f32:b1:h32/8:n1:m4096:d128"
+    rows += [row(decode, "attune", 1, 0.005, read_gbps=25.0), row(decode, "torch_sdpa", 1, 0.004, read_gbps=25.0),
+             row(decode, "openvino", 1, 0.001, ok=False, read_gbps=25.0, why_not="wrong numbers")]
+    return {"date": "2026-11-30T12:00:00Z", "version": "0.1.0", "rows": rows,
+            "machine": {"cpu": "A <CPU>", "isa": "avx512", "cores": 2, "peak_gflops_f32": 236.0, "read_gbps": 40.0}}
+
+
+class Outline(html.parser.HTMLParser):
+    """Every tag that is opened is closed, in order; collects addresses."""
+
+    VOID = {"meta", "br", "link", "img", "input"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses, self.count, self.ids = [], [], {}, []
+        self.feed(text)
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.count[tag] = self.count.get(tag, 0) + 1
+        self.addresses += [v for k, v in attributes if k in ("href", "src", "xlink:href") and v]
+        self.ids += [v for k, v in attributes if k == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open[-1] == tag, (tag, self.open)
+        self.open.pop()
+
+
+class Report(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def report(self, content, *arguments, status=0):
+        path = self.folder / "result.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        done = subprocess.run([sys.executable, str(REPORT), str(path), *arguments], capture_output=True, text=True)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout if status == 0 else done.stderr
+
+    def test_page_of_bench(self):
+        self.report(results(), "-o", str(self.folder / "page.html"))
+        text = (self.folder / "page.html").read_text()
+        outline = Outline(text)
+        self.assertEqual([a for a in outline.addresses if not a.startswith("#")], [])  # self-contained
+        self.assertEqual(len(outline.ids), len(set(outline.ids)))
+        self.assertEqual(outline.count["h3"], 5)  # a case each
+        self.assertEqual(outline.count["svg"], 2 + 2 + 5)  # overviews, head sweeps, cases
+        self.assertIn("A &lt;CPU&gt;", text)
+        self.assertIn("it &lt;cannot&gt; &amp; will not", text)
+        self.assertIn("PyTorch 2.15.0", text)
+        self.assertIn("1.60×", text)  # 0.02 / 0.0125
+        self.assertIn('<span class="behind">0.80×</span>', text)  # the wrong peer is not the best
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["page.html", "result.json"])
+
+    def test_same_input_same_page(self):
+        for name in ("a.html", "b.html"):
+            self.report(results(), "-o", str(self.folder / name))
+        self.assertEqual((self.folder / "a.html").read_text(), (self.folder / "b.html").read_text())
+
+    def test_page_of_compare(self):
+        case = "f32:b1:h8:n64:d64"
+        kernels = [row(case, "attune", 1, t, kernel=k, strategy=k, chosen=c) for k, t, c in
+                   (("attn_flash", 0.02, True), ("attn_rowstrip", 0.015, False))]
+        kernels[0]["phases"] = [{"name": "pack", "median_s": 0.005}, {"name": "main", "median_s": 0.015}]
+        content = results() | {"rows": [*kernels, row(case, "attune", 1, kernel="", strategy="split_kv", why_not="needs n 1")]}
+        self.report(content)
+        text = (self.folder / "result.html").read_text()
+        outline = Outline(text)
+        self.assertEqual(outline.count["svg"], 2)  # bars, phases
+        for expected in ("attn_rowstrip", "split_kv: needs n 1", "pack"):
+            self.assertIn(expected, text)
+
+    def test_markdown(self):
+        text = self.report(results(), "--markdown")
+        self.assertIn("| `b1:h8:n512:d64` | 80.0 | 80 % | 1.60× | 1.012 | **50.0** | 40.0 |", text)
+        self.assertIn("| `b1:h32/8:n1:m4096:d128` | 20.0 GB/s | 80 % | 0.80× | – | **25.0** | 100.0 (wrong) |", text)
+        self.assertIn("0.80× at least", text)
+        self.assertIn("- ORT GroupQueryAttention, 4 cases: it <cannot> & will not", text)
+
+    def test_markdown_into_a_document(self):
+        document = self.folder / "page.md"
+        document.write_text("before\n<!-- attune report: begin -->\nold\n<!-- attune report: end -->\nafter\n")
+        self.report(results(), "--markdown", "-o", str(document))
+        text = document.read_text()
+        self.assertTrue(text.startswith("before\n<!-- attune report: begin -->\n2026-11-30: A <CPU>"))
+        self.assertTrue(text.endswith("<!-- attune report: end -->\nafter\n"))
+        self.assertNotIn("old", text)
+        document.write_text("no marks\n")
+        self.assertIn("lacks the lines", self.report(results(), "--markdown", "-o", str(document), status=2))
+        self.assertEqual(document.read_text(), "no marks\n")
+
+    def test_files_that_are_no_results(self):
+        self.assertIn("is no JSON", self.report("{", status=2))
+        self.assertIn("has no machine and rows", self.report([], status=2))
+        broken = results()
+        del broken["rows"][3]["kernel"]
+        self.assertIn("row 3 lacks kernel", self.report(broken, status=2))
+
+
+unittest.main()
