@@ -82,8 +82,8 @@ void do_task(Run &run, int64_t index) {
     }
 }
 
-void run_tasks(void *context, int, int, int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; task++) do_task(*static_cast<Run *>(context), task);
+void run_part(void *context, const Part &part) {
+    for (int64_t task = part.begin; task < part.end; task++) do_task(*static_cast<Run *>(context), task);
 }
 
 int64_t padded(int64_t out) {
@@ -115,7 +115,7 @@ int matmul_run(const void *packed, int64_t in, int64_t out, const float *x, int6
     Run run{panels, x, bias ? bias : panels + padded(out) * in, y, in, out, rows, x_stride, y_stride, row_tasks};
     const int64_t panel_tasks = ((out + w - 1) / w + kTaskPanels - 1) / kTaskPanels;
     const int64_t tasks[] = {row_tasks * panel_tasks};
-    parallel_phases(attune_get_num_threads(), tasks, run_tasks, &run);
+    parallel_groups(attune_get_num_threads(), 1, tasks, run_part, &run);
     return run.error;
 }
 

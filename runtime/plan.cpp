@@ -22,7 +22,7 @@ using namespace attune::rt;
 struct attune_plan {
     attune_problem problem;
     const attune_kernel *kernel;
-    int threads;
+    int threads, workers;
     float scale;
     size_t shared, scratch, stack, workspace;
     std::string explain;
@@ -51,28 +51,37 @@ bool nothing_to_do(const attune_problem &p) {
     return !p.B || !p.Hq || !p.N || !p.dv;
 }
 
-// Of the thread's last run; a fixed array, since a run allocates nothing.
+// Of the thread's last run that measured them; a fixed array, since a run allocates nothing.
 thread_local std::array<double, kMaxPhases> phase_seconds;
 thread_local int64_t num_phase_seconds = 0;
+thread_local bool time_phases = false;
 
 // What the workers of a run share.
 struct Run {
     const attune_args *args;
     const attune_phase *phases;
-    char *scratch;
-    size_t scratch_bytes;
+    char *shared, *scratch;
+    size_t shared_bytes, scratch_bytes;
     std::atomic<int> error{0};
     std::atomic<const char *> failed{nullptr}; // the name of the phase
 };
 
-void run_tasks(void *context, int phase, int worker, int64_t begin, int64_t end) {
+void run_part(void *context, const Part &part) {
     Run &run = *static_cast<Run *>(context);
     if (run.error.load(std::memory_order_relaxed)) return;
-    const attune_phase &p = run.phases[phase];
-    if (int error = p.run(run.args, begin, end, run.scratch + size_t(worker) * run.scratch_bytes)) {
-        run.failed = p.name;
+    const attune_phase &phase = run.phases[part.phase];
+    attune_args args = *run.args;
+    args.group = part.group;
+    args.shared = run.shared + size_t(part.slot) * run.shared_bytes;
+    if (int error = phase.run(&args, part.begin, part.end, run.scratch + size_t(part.worker) * run.scratch_bytes)) {
+        run.failed = phase.name;
         run.error = error;
     }
+}
+
+// Kernels with threads of their own take a batch element at a time.
+int64_t num_groups(const attune_kernel &k, const attune_problem &p) {
+    return k.traits & ATTUNE_TRAIT_OWN_THREADS ? p.B : p.B * p.Hkv;
 }
 
 } // namespace
@@ -151,11 +160,13 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
     made->threads = o.threads ? o.threads : attune_get_num_threads();
     made->scale = p.flags & ATTUNE_SCALE ? p.scale : 1.0f / std::sqrt(float(p.dk));
     if (!nothing_to_do(p)) {
-        made->shared = made->kernel->shared_bytes ? made->kernel->shared_bytes(&p) : 0;
-        made->scratch = made->kernel->scratch_bytes ? aligned(made->kernel->scratch_bytes(&p)) : 0;
-        made->stack = made->kernel->stack_bytes ? made->kernel->stack_bytes(&p) : 0;
-        made->workspace = aligned(made->shared) +
-                          made->scratch * size_t(made->kernel->traits & ATTUNE_TRAIT_OWN_THREADS ? 1 : made->threads);
+        const attune_kernel &k = *made->kernel;
+        made->workers = k.traits & ATTUNE_TRAIT_OWN_THREADS ? 1 : made->threads;
+        made->shared = k.shared_bytes ? aligned(k.shared_bytes(&p)) : 0;
+        made->scratch = k.scratch_bytes ? aligned(k.scratch_bytes(&p)) : 0;
+        made->stack = k.stack_bytes ? k.stack_bytes(&p) : 0;
+        made->workspace =
+            made->shared * size_t(slots(made->workers, num_groups(k, p))) + made->scratch * size_t(made->workers);
         if (made->workspace) made->workspace += kAlign; // the caller's pointer may have any alignment
     }
     made->explain =
@@ -204,20 +215,25 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
 
     const attune_kernel &k = *plan->kernel;
     char *base = reinterpret_cast<char *>(aligned(reinterpret_cast<size_t>(workspace)));
-    const attune_args args{sizeof(attune_args), &p, tensors, plan->scale, base};
-    const bool own_threads = k.traits & ATTUNE_TRAIT_OWN_THREADS;
-    if (own_threads) limit_own_threads(plan->threads);
-    Run run{&args, k.phases, base + aligned(plan->shared), plan->scratch, {}, {}};
+    const attune_args args{sizeof(attune_args), &p, tensors, plan->scale, 0, nullptr};
+    const int64_t groups = num_groups(k, p);
     std::array<int64_t, kMaxPhases> tasks;
-    for (int64_t i = 0; i < k.num_phases; i++) tasks[size_t(i)] = k.phases[i].tasks(&args);
     const auto phases = size_t(k.num_phases);
-    num_phase_seconds = k.num_phases;
-    parallel_phases(own_threads ? 1 : plan->threads, {tasks.data(), phases}, run_tasks, &run,
-                    {phase_seconds.data(), phases});
+    for (size_t i = 0; i < phases; i++) tasks[i] = k.phases[i].tasks(&args);
+    Run run{&args,        k.phases,      base, base + plan->shared * size_t(slots(plan->workers, groups)),
+            plan->shared, plan->scratch, {},   {}};
+    if (k.traits & ATTUNE_TRAIT_OWN_THREADS) limit_own_threads(plan->threads);
+    if (time_phases) num_phase_seconds = k.num_phases;
+    parallel_groups(plan->workers, groups, {tasks.data(), phases}, run_part, &run,
+                    {phase_seconds.data(), time_phases ? phases : 0});
     if (const int error = run.error)
         return fail(ATTUNE_KERNEL_FAILED, "kernel {}, phase {}: error {}: {}", k.name, run.failed.load(), error,
                     std::string(attune_last_error()));
     return ATTUNE_OK;
+}
+
+extern "C" void attune_time_phases(int on) {
+    time_phases = on != 0;
 }
 
 extern "C" int64_t attune_last_phase_seconds(double *seconds, int64_t capacity) {

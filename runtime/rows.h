@@ -30,11 +30,10 @@ struct Tiling {
     }
     int64_t tiles_per_kv_head() const { return units * tiles_per_unit; }
 
-    // Tiles of a unit come last first: under a causal mask those are the long ones.
-    Tile tile(const attune_problem &p, int64_t index) const {
-        const int64_t per_head = tiles_per_kv_head();
-        const int64_t head = index / per_head, in_head = index % per_head;
-        const int64_t unit = in_head / tiles_per_unit, block = tiles_per_unit - 1 - in_head % tiles_per_unit;
+    // Tile `index` of kv head `head`, counted through the batch. Tiles of a unit come last first: under a causal mask
+    // those are the long ones.
+    Tile tile(const attune_problem &p, int64_t head, int64_t index) const {
+        const int64_t unit = index / tiles_per_unit, block = tiles_per_unit - 1 - index % tiles_per_unit;
         const int64_t unit_rows = units == 1 ? group * N : N;
         return {head / p.Hkv, head % p.Hkv, unit * unit_rows + block * q, std::min(q, unit_rows - block * q), 0};
     }
@@ -55,8 +54,8 @@ struct Interval {
     int64_t begin, end; // begin <= end; empty: 0, 0
 };
 
-// Keys that row i of batch element b may see by structure: kv_len, causality, window (contract 3.6, 3.7).
-inline Interval visible_keys(const attune_args &args, int64_t b, int64_t i) {
+// Bounds of the keys that row i of batch element b may see; begin may lie at or past end. Neither falls with i.
+inline Interval key_bounds(const attune_args &args, int64_t b, int64_t i) {
     const attune_problem &p = *args.problem;
     int64_t begin = 0, end = p.M;
     if (p.flags & ATTUNE_KV_LEN) end = std::clamp<int64_t>(args.tensors->kv_len[b], 0, p.M);
@@ -66,8 +65,18 @@ inline Interval visible_keys(const attune_args &args, int64_t b, int64_t i) {
     constexpr int64_t kFar = int64_t(1) << 61;
     if (p.window_right >= 0) end = std::min(end, position + std::min(p.window_right, kFar) + 1);
     if (p.window_left >= 0) begin = std::max(begin, position - std::min(p.window_left, kFar));
-    if (begin >= end) return {0, 0};
     return {begin, end};
+}
+
+// Keys that row i of batch element b may see by structure: kv_len, causality, window (contract 3.6, 3.7).
+inline Interval visible_keys(const attune_args &args, int64_t b, int64_t i) {
+    const Interval keys = key_bounds(args, b, i);
+    return keys.begin < keys.end ? keys : Interval{0, 0};
+}
+
+// Keys outside it are seen by no row of batch element b.
+inline Interval keys_of_some_row(const attune_args &args, int64_t b) {
+    return {key_bounds(args, b, 0).begin, key_bounds(args, b, args.problem->N - 1).end};
 }
 
 inline bool is_structured(const attune_problem &p) {

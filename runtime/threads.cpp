@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <pthread.h>
 #include <thread>
 
@@ -36,67 +37,98 @@ int default_threads() {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMaxRanges = 16;
+constexpr int kMaxSlots = 64;
 
-// Tasks [next, end) that nobody has taken yet.
-struct alignas(64) Range {
-    std::atomic<int64_t> next;
-    int64_t end;
+// Where a slot has got to. Its groups come one after the other, and so do their phases; within a phase, tasks are taken
+// from both ends.
+struct alignas(64) Slot {
+    std::mutex mutex;
+    int64_t group, last_group; // groups [group, last_group) are not done
+    int64_t begin, end;        // tasks of the phase that nobody has taken
+    int phase;
+    int busy; // workers at this phase
 };
 
-// All phases of a run. One region for all of them wakes the pool's threads once: a region for each costs 15 us more,
-// 8 % at n 128, d 64 on two threads.
+// A run. One region for all groups and phases wakes the pool's threads once: a region for each phase cost 15 us more, 8
+// % at n 128, d 64 on two threads.
 //
-// The tasks of a phase lie in ranges. A worker starts with the range that is its own by number, the same part of every
-// phase and of every run: what it packs, it reads, and the lines that it writes are still in its own cache from the run
-// before. (One counter for all deals out heads and rows anew each time: packing K on two threads, whose cores may lie
-// far apart, then took longer than on one.) Then it helps with the others.
+// A worker starts with a slot that is its own by number, the same groups in every run, and helps with the others'
+// afterwards. So what it packs, it reads, and the lines that it writes are still in its own cache from the run before.
+// (One counter for all tasks dealt out heads and rows anew each time: 4 to 9 % slower at n 1024, d 64 on two threads,
+// whose cores may lie far apart.) And since groups follow each other in the same memory, what they pack stays in L2:
+// with memory for all at once, packed K went to main memory and back, 1.5 % at n 1024, d 64.
 struct Region {
-    TaskRange run;
+    RunPart run;
     void *context;
-    int phases, workers, ranges;
-    std::array<std::array<Range, kMaxRanges>, kMaxPhases> range;
-    struct alignas(64) Progress {
-        std::atomic<int64_t> left;
-        Clock::time_point end; // written by whoever did the last task, read after the region
-    };
-    std::array<Progress, kMaxPhases> progress;
+    std::span<const int64_t> tasks;
+    int workers, slots;
+    bool timed;
+    std::array<Slot, kMaxSlots> slot;
+    std::array<std::atomic<int64_t>, kMaxPhases> nanoseconds;
 };
 
-// Short waits: another worker is in the midst of its last tasks. A thread without a core of its own gives way.
-void wait_for(const std::atomic<int64_t> &left) {
-    for (int spins = 0; left.load(std::memory_order_acquire) > 0; spins++) {
-        if (spins > 4096) {
-            std::this_thread::yield();
-        } else {
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#endif
+enum class Claim { taken, wait, done };
+
+Claim claim(const Region &region, Slot &slot, bool from_end, Part &part) {
+    std::lock_guard lock(slot.mutex);
+    while (slot.begin == slot.end) {
+        if (slot.group == slot.last_group) return Claim::done;
+        if (slot.busy) return Claim::wait;
+        if (++slot.phase == int(region.tasks.size())) {
+            slot.phase = 0;
+            if (++slot.group == slot.last_group) return Claim::done;
         }
+        slot.begin = 0;
+        slot.end = region.tasks[size_t(slot.phase)];
     }
+    // Several at a time, so that short tasks share the cost of a call; few at a time in the last group, so that all
+    // workers end together.
+    const int64_t left = slot.end - slot.begin,
+                  take = std::max<int64_t>(1, left / (slot.group + 1 == slot.last_group ? 32 : 4));
+    part.group = slot.group;
+    part.phase = slot.phase;
+    part.begin = from_end ? slot.end - take : slot.begin;
+    part.end = part.begin + take;
+    (from_end ? slot.end : slot.begin) += from_end ? -take : take;
+    slot.busy++;
+    return Claim::taken;
+}
+
+void run_timed(Region &region, const Part &part) {
+    if (!region.timed) return region.run(region.context, part);
+    const auto start = Clock::now();
+    region.run(region.context, part);
+    region.nanoseconds[size_t(part.phase)] += std::chrono::nanoseconds(Clock::now() - start).count();
 }
 
 void work(Region &region, int worker) {
-    const int own = worker * region.ranges / region.workers;
-    for (int phase = 0; phase < region.phases; phase++) {
-        if (phase > 0) wait_for(region.progress[phase - 1].left);
-        int64_t done = 0;
-        for (int r = 0; r < region.ranges; r++) {
-            Range &range = region.range[phase][(own + r) % region.ranges];
-            for (;;) {
-                // Several at a time while many are left, so that short tasks share the cost of a call; one at a time
-                // towards the end, so that all workers end together.
-                const int64_t left = range.end - range.next.load(std::memory_order_relaxed);
-                if (left <= 0) break;
-                const int64_t take = std::max<int64_t>(1, left / 16), begin = range.next.fetch_add(take),
-                              end = std::min(begin + take, range.end);
-                if (begin >= end) break;
-                region.run(region.context, phase, worker, begin, end);
-                done += end - begin;
+    const int own = worker * region.slots / region.workers;
+    // Of the workers that share a slot, every other one takes its tasks from the end, and so do those who help: each
+    // has its part of the rows.
+    const bool odd = (worker - (own * region.workers + region.slots - 1) / region.slots) % 2 != 0;
+    for (int idle = 0;;) {
+        Claim best = Claim::done;
+        for (int i = 0; i < region.slots && best != Claim::taken; i++) {
+            Part part{0, 0, (own + i) % region.slots, worker, 0, 0};
+            Slot &slot = region.slot[size_t(part.slot)];
+            const Claim c = claim(region, slot, i > 0 || odd, part);
+            if (c == Claim::taken) {
+                run_timed(region, part);
+                std::lock_guard lock(slot.mutex);
+                slot.busy--;
             }
+            if (c != Claim::done) best = c;
         }
-        Region::Progress &progress = region.progress[phase];
-        if (done && progress.left.fetch_sub(done, std::memory_order_acq_rel) == done) progress.end = Clock::now();
+        if (best == Claim::done) return;
+        idle = best == Claim::taken ? 0 : idle + 1;
+        // Others are in the midst of a phase's last tasks: a short wait, but a thread without a core gives way.
+        if (idle > 1000) {
+            std::this_thread::yield();
+        } else if (idle) {
+#if defined(__x86_64__)
+            for (int k = 0; k < 16; k++) __builtin_ia32_pause();
+#endif
+        }
     }
 }
 
@@ -109,34 +141,45 @@ void custom_worker(void *region, int64_t worker) {
     work(*static_cast<Region *>(region), int(worker));
 }
 
+void run_alone(int64_t groups, std::span<const int64_t> tasks, RunPart run, void *context, std::span<double> seconds) {
+    std::ranges::fill(seconds, 0.0);
+    for (int64_t group = 0; group < groups; group++)
+        for (size_t i = 0; i < tasks.size(); i++) {
+            if (!tasks[i]) continue;
+            const auto start = seconds.empty() ? Clock::time_point() : Clock::now();
+            run(context, {group, int(i), 0, 0, 0, tasks[i]});
+            if (i < seconds.size()) seconds[i] += std::chrono::duration<double>(Clock::now() - start).count();
+        }
+}
+
 } // namespace
 
-void parallel_phases(int threads, std::span<const int64_t> tasks, TaskRange run, void *context,
+int slots(int threads, int64_t groups) {
+    return int(std::min<int64_t>({threads, groups, kMaxSlots}));
+}
+
+void parallel_groups(int threads, int64_t groups, std::span<const int64_t> tasks, RunPart run, void *context,
                      std::span<double> seconds) {
     static const int once = pthread_atfork(nullptr, nullptr, [] { forked = true; });
     (void)once;
-    const int workers = int(std::min<int64_t>(threads, std::ranges::max(tasks)));
-    Clock::time_point begin = Clock::now();
-    const auto stamp = [&](size_t phase, Clock::time_point end) {
-        if (phase < seconds.size()) seconds[phase] = std::chrono::duration<double>(end - begin).count();
-        begin = end;
-    };
-    if (workers <= 1 || forked) {
-        for (size_t i = 0; i < tasks.size(); i++) {
-            if (tasks[i]) run(context, int(i), 0, 0, tasks[i]);
-            if (!seconds.empty()) stamp(i, Clock::now());
-        }
-        return;
+    const int workers = int(std::min<int64_t>(threads, groups * std::ranges::max(tasks)));
+    if (workers <= 1 || forked) return run_alone(groups, tasks, run, context, seconds);
+
+    Region region;
+    region.run = run;
+    region.context = context;
+    region.tasks = tasks;
+    region.workers = workers;
+    region.slots = slots(workers, groups);
+    region.timed = !seconds.empty();
+    for (int s = 0; s < region.slots; s++) {
+        Slot &slot = region.slot[size_t(s)];
+        slot.group = groups * s / region.slots;
+        slot.last_group = groups * (s + 1) / region.slots;
+        slot.begin = slot.phase = slot.busy = 0;
+        slot.end = tasks[0];
     }
-    Region region{run, context, int(tasks.size()), workers, std::min(workers, kMaxRanges), {}, {}};
-    for (size_t i = 0; i < tasks.size(); i++) {
-        for (int r = 0; r < region.ranges; r++) {
-            region.range[i][size_t(r)].next = tasks[i] * r / region.ranges;
-            region.range[i][size_t(r)].end = tasks[i] * (r + 1) / region.ranges;
-        }
-        region.progress[i].left = tasks[i];
-        region.progress[i].end = begin;
-    }
+    for (auto &t : region.nanoseconds) t = 0;
     if (attune_parallel_for_fn f = custom_parallel_for) {
         f(custom_context, workers, custom_worker, &region);
     } else {
@@ -145,7 +188,7 @@ void parallel_phases(int threads, std::span<const int64_t> tasks, TaskRange run,
         if (halide_get_num_threads() < workers) halide_set_num_threads(workers);
         halide_do_par_for(nullptr, halide_worker, 0, workers, reinterpret_cast<uint8_t *>(&region));
     }
-    for (size_t i = 0; i < tasks.size(); i++) stamp(i, std::max(begin, region.progress[i].end));
+    for (size_t i = 0; i < seconds.size(); i++) seconds[i] = double(region.nanoseconds[i]) * 1e-9 / workers;
 }
 
 void limit_own_threads(int threads) {

@@ -170,10 +170,10 @@ void place_rows(const attune_args &args, const Tile &tile, int64_t q, int32_t *p
     }
 }
 
-bool Packed::keys_finite(int64_t head, const Seen &seen) const {
+bool Packed::keys_finite(const Seen &seen) const {
     const int64_t chunk = panel * kPackChunk;
     for (int64_t c = seen.first / chunk; c * chunk < seen.last; c++)
-        if (bits[head * chunks + c] >= kNonFinite) return false;
+        if (bits[c] >= kNonFinite) return false;
     return true;
 }
 
@@ -181,10 +181,12 @@ int pack_chunk(const attune_args &args, const Packed &s, int64_t task, int64_t m
                const void *context) {
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
-    const int64_t w = s.panel, head = task / s.chunks, first_panel = task % s.chunks * kPackChunk, b = head / p.Hkv,
-                  h = head % p.Hkv;
+    const int64_t w = s.panel, first_panel = task * kPackChunk, b = args.group / p.Hkv, h = args.group % p.Hkv;
     const int64_t first = first_panel * w, keys = std::min(kPackChunk * w, p.M - first);
-    float *packed = s.keys + (head * s.panels + first_panel) * w * s.dk;
+    const Interval seen = keys_of_some_row(args, b);
+    if (!s.packs_unseen && (first >= seen.end || first + keys <= seen.begin))
+        return 0; // nobody asks for the chunk, nor for its bits
+    float *packed = s.keys + first_panel * w * s.dk;
     const float *k = at<float>(t.k, b, h, first);
     const int64_t row = keys > 1 ? t.k.stride[2] : 0, feature = p.dk > 1 ? t.k.stride[3] : 1;
     int64_t whole = keys / w;
@@ -200,9 +202,9 @@ int pack_chunk(const attune_args &args, const Packed &s, int64_t task, int64_t m
                 largest = std::max(largest, magnitude(x));
                 packed[panel * w * s.dk + d * w + j] = x;
             }
-    s.bits[head * s.chunks + first_panel / kPackChunk] = largest;
+    s.bits[task] = largest;
     if (!s.packs_values) return 0;
-    float *out = s.values + (head * p.M + first) * s.dv;
+    float *out = s.values + first * s.dv;
     const float *v = at<float>(t.v, b, h, first);
     const int64_t v_row = keys > 1 ? t.v.stride[2] : 0, v_feature = t.v.stride[3];
     constexpr int64_t kSquare = 16; // walks both sides of a transpose by cache lines

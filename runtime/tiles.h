@@ -64,24 +64,23 @@ Seen see(const attune_args &args, const Tile &tile, int64_t q, Interval part, in
 // Where the rows of a tile stand among the keys, and the ALiBi slopes of their heads.
 void place_rows(const attune_args &args, const Tile &tile, int64_t q, int32_t *position, float *slope);
 
-// K of all (batch, kv head) in panels [panel][feature][key in panel], zero-padded, with the largest magnitude of each
+// K of one (batch, kv head) in panels [panel][feature][key in panel], zero-padded, with the largest magnitude of each
 // chunk of kPackChunk panels as an integer; and V with dense, zero-padded rows if it has to be copied.
 struct Packed {
     int64_t dk, dv, panel, panels, chunks;
-    bool packs_values;
+    bool packs_values, packs_unseen; // V too; keys that no row sees too
     float *keys, *values;
     int32_t *bits;
 
-    float *head_keys(int64_t head) const { return keys + head * panels * panel * dk; }
     // False if a NaN or an infinity is among the keys of the chunks that `seen` touches.
-    bool keys_finite(int64_t head, const Seen &seen) const;
+    bool keys_finite(const Seen &seen) const;
 };
 
 // Packs `panels` whole panels of K by generated code; `largest` gets their largest magnitude.
 using PackWhole = int (*)(const void *context, const float *key, int64_t row_stride, int64_t feature_stride,
                           float *packed, int64_t panels, int32_t *largest);
 
-// One packing task: kPackChunk panels of one (batch, kv head), and the values of the same keys. Whole panels by
+// One packing task of a group: kPackChunk panels of K, and the values of the same keys. Whole panels by
 // `whole`; what is ragged, or strided beyond `max_extent` elements, by hand.
 int pack_chunk(const attune_args &args, const Packed &packed, int64_t task, int64_t max_extent, PackWhole whole,
                const void *context);

@@ -137,6 +137,7 @@ class Runner {
 
     // All parts once. With `want_phases`, the phases' times add up.
     bool run(bool want_phases) {
+        attune_time_phases(want_phases);
         for (const auto &part : workload_.parts) {
             if (attune_run(plan_.get(), &part->tensors(), workspace_->data(), workspace_->size()) != ATTUNE_OK) {
                 fail_with(attune_last_error());

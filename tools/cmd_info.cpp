@@ -213,9 +213,11 @@ std::string facts(const attune_kernel &k) {
     p.dk = std::clamp<int64_t>(64, k.dk_min, k.dk_max);
     p.dv = std::clamp<int64_t>(64, k.dv_min, k.dv_max);
     const auto bytes = [&p](size_t (*size)(const attune_problem *)) { return size ? double(size(&p)) : 0.0; };
-    line("memory", fmt::format("{} shared, and for each thread {} of workspace and {} of stack (h8 n1024 d{}/{})",
-                               format_bytes(bytes(k.shared_bytes)), format_bytes(bytes(k.scratch_bytes)),
-                               format_bytes(bytes(k.stack_bytes)), p.dk, p.dv));
+    line("memory",
+         fmt::format(
+             "{} for each group in flight, and for each thread {} of workspace and {} of stack (h8 n1024 d{}/{})",
+             format_bytes(bytes(k.shared_bytes)), format_bytes(bytes(k.scratch_bytes)),
+             format_bytes(bytes(k.stack_bytes)), p.dk, p.dv));
     const std::string reason = runs_here(k);
     line("runs here", reason.empty() ? "yes" : "no: " + reason);
     line("why", k.why ? k.why : "");

@@ -1,9 +1,11 @@
 /* The ABI between attune's runtime and a kernel, whichever compiler made it. Only authors of kernel sets need this
  * header.
  *
- * A kernel is a descriptor: what it can do, how much memory it wants, and a short list of phases. A phase is serial
- * over a range of tasks; the runtime's parallel-for is the only place with threads, and it puts a barrier between
- * phases. All int64.
+ * A kernel is a descriptor: what it can do, how much memory it wants, and a short list of phases. It works on one group
+ * at a time: a (batch, kv head) with the query heads that share it, or, if it brings its own threads, a batch element.
+ * Groups have nothing to do with each other. The runtime decides how many are in flight, each in memory of its own. A
+ * phase is serial over a range of a group's tasks; the runtime's parallel-for is the only place with threads. A phase
+ * of a group begins when the one before is done. All int64.
  */
 #ifndef ATTUNE_KERNEL_H
 #define ATTUNE_KERNEL_H
@@ -21,18 +23,19 @@ typedef struct attune_args {
     size_t struct_size;
     const attune_problem *problem;
     const attune_tensors *tensors;
-    float scale;  /* resolved: the problem's, or 1/sqrt(dk) */
-    void *shared; /* the kernel's shared part of the workspace, 64-byte aligned */
+    float scale;   /* resolved: the problem's, or 1/sqrt(dk) */
+    int64_t group; /* b * Hkv + kv head; b for kernels with threads of their own */
+    void *shared;  /* memory that the group's phases share, 64-byte aligned; what an earlier group left is in it */
 } attune_args;
 
-/* Runs tasks [begin, end). scratch: the calling thread's own, 64-byte aligned. Returns 0, or an error of the kernel's
- * own. */
+/* Runs tasks [begin, end) of the group. scratch: the calling thread's own, 64-byte aligned. Returns 0, or an error of
+ * the kernel's own. */
 typedef int (*attune_phase_fn)(const attune_args *args, int64_t begin, int64_t end, void *scratch);
 
 typedef struct attune_phase {
     const char *name; /* pack, main, merge; for stagewise score, mask, softmax, matmul */
     attune_phase_fn run;
-    int64_t (*tasks)(const attune_args *args);
+    int64_t (*tasks)(const attune_args *args); /* of any one group: all have as many */
 } attune_phase;
 
 /* Bits of attune_kernel.traits. */
@@ -59,7 +62,7 @@ typedef struct attune_kernel {
     const char *why;    /* one sentence: why this kernel is here, with its figure */
     const attune_phase *phases;
     int64_t num_phases;
-    size_t (*shared_bytes)(const attune_problem *problem);
+    size_t (*shared_bytes)(const attune_problem *problem);  /* for each group in flight */
     size_t (*scratch_bytes)(const attune_problem *problem); /* for each thread, from the workspace */
     size_t (*stack_bytes)(const attune_problem *problem);   /* for each thread, from its stack */
 } attune_kernel;
@@ -72,7 +75,11 @@ ATTUNE_API attune_status attune_register_kernel(const attune_kernel *kernel);
 /* NULL if `kernel` can run `problem` on this CPU, otherwise the reason (valid until the thread's next call). */
 ATTUNE_API const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem);
 
-/* Time of each phase of the last attune_run of this thread, in seconds; for attune compare. */
+/* Whether the runs of this thread measure their phases. Off by default: where groups are small, reading the clock for
+ * each phase of each costs more than a tenth. */
+ATTUNE_API void attune_time_phases(int on);
+/* The time of each phase in the last attune_run of this thread that measured them, in seconds: of all workers
+ * together, divided by their number. Returns the number of phases. */
 ATTUNE_API int64_t attune_last_phase_seconds(double *seconds, int64_t capacity);
 
 /* How many tiles of rows the strict code has done since the process began: those in which a NaN or an infinity took

@@ -36,7 +36,7 @@ struct Sizes {
           packs_values(meta.panel && (dv != p.dv || p.flags & ATTUNE_STRIDED_V)) {}
 };
 
-// The shared part of the workspace: packed K with a flag for each chunk, packed V, and the parts of a split key axis.
+// What the phases of a group share: packed K with a flag for each chunk, packed V, and the parts of a split key axis.
 struct Shared {
     float *keys, *values, *part_out, *part_max, *part_sum, *scores, *row_max, *row_sum;
     int32_t *bits, *strict, *lo, *hi;
@@ -45,18 +45,18 @@ struct Shared {
     Shared(const KernelMeta &meta, const attune_problem &p, void *base) {
         const Sizes s(meta, p);
         Pieces pieces(base);
-        const int64_t heads = p.B * p.Hkv;
-        keys = pieces.take<float>(heads * s.panels * meta.panel * s.dk);
-        bits = pieces.take<int32_t>(heads * s.chunks);
-        values = pieces.take<float>(s.packs_values ? heads * p.M * s.dv : 0);
+        const int64_t rows = p.Hq / p.Hkv * p.N; // of a group
+        keys = pieces.take<float>(s.panels * meta.panel * s.dk);
+        bits = pieces.take<int32_t>(s.chunks);
+        values = pieces.take<float>(s.packs_values ? p.M * s.dv : 0);
         // Parts of a split key axis; kernels for a whole batch element keep its rows here.
-        const int64_t part_rows = meta.split_keys ? p.B * p.Hq * p.N * s.splits : meta.whole ? p.Hq * p.N : 0;
+        const int64_t part_rows = meta.split_keys ? rows * s.splits : meta.whole ? p.Hq * p.N : 0;
         part_out = pieces.take<float>(part_rows * s.dv);
         part_max = pieces.take<float>(part_rows);
         part_sum = pieces.take<float>(part_rows);
         lo = pieces.take<int32_t>(meta.whole ? p.N : 0);
         hi = pieces.take<int32_t>(meta.whole ? p.N : 0);
-        const int64_t tiles = meta.keeps_scores ? heads * Tiling(p, meta.q).tiles_per_kv_head() : 0;
+        const int64_t tiles = meta.keeps_scores ? Tiling(p, meta.q).tiles_per_kv_head() : 0;
         scores = pieces.take<float>(tiles * meta.q * s.panels * meta.panel);
         row_max = pieces.take<float>(tiles * meta.q);
         row_sum = pieces.take<float>(tiles * meta.q);
@@ -125,7 +125,8 @@ template <typename T> void gather_tail(const attune_args &args, const attune_ten
 Packed packed_of(const KernelMeta &meta, const attune_problem &p, void *memory) {
     const Sizes s(meta, p);
     const Shared shared(meta, p, memory);
-    return {s.dk, s.dv, meta.panel, s.panels, s.chunks, s.packs_values, shared.keys, shared.values, shared.bits};
+    return {s.dk,        s.dv,          meta.panel, s.panels, s.chunks, s.packs_values, meta.keeps_scores,
+            shared.keys, shared.values, shared.bits};
 }
 
 // What decides who sees whom in a tile, as kernels read it: an interval of keys for each row, positions and slopes, and
@@ -223,7 +224,7 @@ size_t scratch_bytes(const KernelMeta &meta, const Memory &memory, const attune_
 
 // pack: a task is kPackChunk panels of one (batch, kv head), and the values of the same keys.
 int64_t pack_tasks(const KernelMeta &meta, const attune_args &args) {
-    return args.problem->B * args.problem->Hkv * Sizes(meta, *args.problem).chunks;
+    return Sizes(meta, *args.problem).chunks;
 }
 
 int pack(const KernelMeta &meta, const Memory &, PackFn fn, const attune_args &args, int64_t begin, int64_t end,
@@ -252,7 +253,7 @@ int pack(const KernelMeta &meta, const Memory &, PackFn fn, const attune_args &a
 // attend: a task is one tile of rows, and one split of the keys where the key axis is split.
 int64_t attend_tasks(const KernelMeta &meta, const attune_args &args) {
     const attune_problem &p = *args.problem;
-    return p.B * p.Hkv * Tiling(p, meta.q).tiles_per_kv_head() * Sizes(meta, p).splits;
+    return Tiling(p, meta.q).tiles_per_kv_head() * Sizes(meta, p).splits;
 }
 
 int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attune_args &args, int64_t task_begin,
@@ -264,7 +265,7 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     const Scratch scratch(meta, p, scratch_memory);
     Arena arena(static_cast<char *>(scratch_memory) + scratch.used + 64, size_t(heap_bytes(meta, memory, p)));
     const Tiling tiling(p, meta.q);
-    const int64_t group = p.Hq / p.Hkv, w = meta.panel;
+    const int64_t w = meta.panel;
     const bool natural = in_natural_units(p);
     const float unit = natural ? kLog2e : 1.0f, scale = natural ? args.scale : args.scale * kLog2e;
     TileMask tile_mask(args, meta, scratch);
@@ -286,9 +287,8 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     Buffer<2> out(scratch.out, {s.dv, meta.q}, {1, s.dv});
 
     for (int64_t task = task_begin; task < task_end; task++) {
-        Tile tile = tiling.tile(p, task / s.splits);
+        Tile tile = tiling.tile(p, args.group, task / s.splits);
         tile.split = task % s.splits;
-        const int64_t head = tile.b * p.Hkv + tile.hkv;
         Interval part{0, p.M};
         if (meta.split_keys) part = {tile.split * meta.split_keys, std::min(p.M, (tile.split + 1) * meta.split_keys)};
 
@@ -296,12 +296,11 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
 
         float *o = scratch.out, *m = scratch.row_max, *l = scratch.row_sum;
         bool ok = kernel_can;
-        if (meta.panel) ok = ok && packed_of(meta, p, args.shared).keys_finite(head, seen);
+        if (meta.panel) ok = ok && packed_of(meta, p, args.shared).keys_finite(seen);
         ok = gather_query(args, tile, meta.q, s.dk, scale, scratch.query) && ok;
         if (ok) {
-            packed.move_to(shared.keys + head * s.panels * w * s.dk);
             if (!meta.panel) raw.move_to(at<float>(t.k, tile.b, tile.hkv, 0));
-            value.move_to(s.packs_values ? shared.values + head * p.M * s.dv : at<float>(t.v, tile.b, tile.hkv, 0));
+            value.move_to(s.packs_values ? shared.values : at<float>(t.v, tile.b, tile.hkv, 0));
             halide_buffer_t *key = meta.panel ? static_cast<halide_buffer_t *>(&packed) : &raw;
             arena.reset();
             if (int error =
@@ -328,9 +327,8 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
             continue;
         }
         // Parts are kept as [row][split].
-        const int64_t row0 = head * group * p.N + tile.first;
         for (int64_t r = 0; r < tile.rows; r++) {
-            const int64_t at = (row0 + r) * s.splits + tile.split;
+            const int64_t at = (tile.first + r) * s.splits + tile.split;
             std::memcpy(shared.part_out + at * s.dv, o + r * s.dv, size_t(s.dv) * sizeof(float));
             shared.part_max[at] = m[r];
             shared.part_sum[at] = l[r];
@@ -341,8 +339,7 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
 
 // merge: a task is one tile of rows; the parts of a row lie side by side.
 int64_t merge_tasks(const KernelMeta &meta, const attune_args &args) {
-    const attune_problem &p = *args.problem;
-    return p.B * p.Hkv * Tiling(p, meta.q).tiles_per_kv_head();
+    return Tiling(*args.problem, meta.q).tiles_per_kv_head();
 }
 
 int merge(const KernelMeta &meta, const Memory &, MergeFn fn, const attune_args &args, int64_t begin, int64_t end,
@@ -352,11 +349,10 @@ int merge(const KernelMeta &meta, const Memory &, MergeFn fn, const attune_args 
     const Shared shared(meta, p, args.shared);
     const Scratch scratch(meta, p, scratch_memory);
     const Tiling tiling(p, meta.q);
-    const int64_t group = p.Hq / p.Hkv;
     const float unit = in_natural_units(p) ? kLog2e : 1.0f;
     for (int64_t task = begin; task < end; task++) {
-        const Tile tile = tiling.tile(p, task);
-        const int64_t row0 = ((tile.b * p.Hkv + tile.hkv) * group * p.N + tile.first) * s.splits;
+        const Tile tile = tiling.tile(p, args.group, task);
+        const int64_t row0 = tile.first * s.splits;
         float *part_out = shared.part_out + row0 * s.dv, *part_max = shared.part_max + row0,
               *part_sum = shared.part_sum + row0;
         if (s.splits == 1) {
@@ -381,8 +377,8 @@ int merge(const KernelMeta &meta, const Memory &, MergeFn fn, const attune_args 
     return 0;
 }
 
-// The stages of `stagewise`, each a phase over all tiles. Scores, weights and the state of the rows stay in the shared
-// memory in between; every tile has room for meta.q rows there, since kernels do whole tiles.
+// The stages of `stagewise`, each a phase over the tiles of a group. Scores, weights and the state of the rows stay in
+// the shared memory in between; every tile has room for meta.q rows there, since kernels do whole tiles.
 namespace {
 
 struct Stage {
@@ -394,7 +390,6 @@ struct Stage {
     const Tiling tiling;
     const int64_t w, stride; // of a row of S
     Tile tile{};
-    int64_t head = 0;
     float *scores = nullptr, *row_max = nullptr, *row_sum = nullptr;
     int32_t *strict = nullptr;
 
@@ -403,8 +398,7 @@ struct Stage {
           tiling(p, meta.q), w(meta.panel), stride(s.panels * meta.panel) {}
 
     void move_to(int64_t task) {
-        tile = tiling.tile(p, task);
-        head = tile.b * p.Hkv + tile.hkv;
+        tile = tiling.tile(p, args.group, task);
         scores = shared.scores + task * tiling.q * stride;
         row_max = shared.row_max + task * tiling.q;
         row_sum = shared.row_sum + task * tiling.q;
@@ -426,7 +420,7 @@ struct Stage {
 };
 
 int64_t stage_tasks(const KernelMeta &meta, const attune_args &args) {
-    return args.problem->B * args.problem->Hkv * Tiling(*args.problem, meta.q).tiles_per_kv_head();
+    return Tiling(*args.problem, meta.q).tiles_per_kv_head();
 }
 
 } // namespace
@@ -442,12 +436,11 @@ int score(const KernelMeta &meta, const Memory &, ScoreFn fn, const attune_args 
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);
         bool finite = gather_query(args, st.tile, meta.q, st.s.dk, scale, st.scratch.query);
-        finite = finite && packed_of(meta, st.p, args.shared).keys_finite(st.head, Seen{0, st.p.M, 0, 0});
+        finite = finite && packed_of(meta, st.p, args.shared).keys_finite(Seen{0, st.p.M, 0, 0});
         *st.strict = !finite;
         if (!st.s.panels) continue;
         Buffer<2> query(st.scratch.query, {st.s.dk, meta.q}, {1, st.s.dk});
-        Buffer<3> key(st.shared.keys + st.head * st.stride * st.s.dk, {st.w, st.s.dk, st.s.panels},
-                      {1, st.w, st.w * st.s.dk});
+        Buffer<3> key(st.shared.keys, {st.w, st.s.dk, st.s.panels}, {1, st.w, st.w * st.s.dk});
         Buffer<3> scores(st.scores, st.extents(), st.strides());
         if (int error = fn(nullptr, &query, &key, &scores)) return error;
         if (st.gives(ATTUNE_SCORES_RAW)) st.give([](int64_t, float x) { return x; });
@@ -528,8 +521,7 @@ int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_arg
         bool ok = !*st.strict && kernel_can;
         if (ok) {
             Buffer<3> weights(st.scores, st.extents(), st.strides());
-            Buffer<2> value(st.s.packs_values ? st.shared.values + st.head * p.M * st.s.dv
-                                              : at<float>(v, st.tile.b, st.tile.hkv, 0),
+            Buffer<2> value(st.s.packs_values ? st.shared.values : at<float>(v, st.tile.b, st.tile.hkv, 0),
                             {st.s.dv, p.M},
                             {1, st.s.packs_values ? st.s.dv
                                 : p.M > 1         ? v.stride[2]
@@ -551,13 +543,12 @@ int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_arg
     return 0;
 }
 
-// whole: a task is a batch element; the kernel has its own parallel loops. Used by the autoscheduled kernels.
-int64_t whole_tasks(const KernelMeta &, const attune_args &args) {
-    return args.problem->B;
+// whole: one task, a batch element; the kernel has its own parallel loops. Used by the autoscheduled kernels.
+int64_t whole_tasks(const KernelMeta &, const attune_args &) {
+    return 1;
 }
 
-int whole(const KernelMeta &meta, const Memory &, WholeFn fn, const attune_args &args, int64_t begin, int64_t end,
-          void *) {
+int whole(const KernelMeta &meta, const Memory &, WholeFn fn, const attune_args &args, int64_t, int64_t, void *) {
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
     const Shared shared(meta, p, args.shared);
@@ -574,39 +565,38 @@ int whole(const KernelMeta &meta, const Memory &, WholeFn fn, const attune_args 
         return std::array<int64_t, 3>{1, rows > 1 ? x.stride[2] : x.shape[3],
                                       heads > 1 ? x.stride[1] : rows * x.shape[3]};
     };
-    for (int64_t b = begin; b < end; b++) {
-        for (int64_t i = 0; i < p.N; i++) {
-            const Interval seen = visible_keys(args, b, i);
-            shared.lo[i] = int32_t(seen.begin);
-            shared.hi[i] = int32_t(seen.end);
+    const int64_t b = args.group;
+    for (int64_t i = 0; i < p.N; i++) {
+        const Interval seen = visible_keys(args, b, i);
+        shared.lo[i] = int32_t(seen.begin);
+        shared.hi[i] = int32_t(seen.end);
+    }
+    bool ok = kernel_can;
+    if (ok) {
+        Buffer<3> query(at<float>(t.q, b, 0, 0), {p.dk, p.N, p.Hq}, buffer(t.q, p.N, p.Hq));
+        Buffer<3> key(at<float>(t.k, b, 0, 0), {p.dk, p.M, p.Hkv}, buffer(t.k, p.M, p.Hkv));
+        Buffer<3> value(at<float>(t.v, b, 0, 0), {p.dv, p.M, p.Hkv}, buffer(t.v, p.M, p.Hkv));
+        Buffer<1> lo(shared.lo, {p.N}, {1}), hi(shared.hi, {p.N}, {1});
+        Buffer<3> out(shared.part_out, {p.dv, p.N, p.Hq}, {1, p.dv, p.dv * p.N});
+        Buffer<2> row_max(shared.part_max, {p.N, p.Hq}, {1, p.N}), row_sum(shared.part_sum, {p.N, p.Hq}, {1, p.N});
+        if (int error =
+                fn(&query, &key, &value, &lo, &hi, args.scale * kLog2e, int32_t(group), &out, &row_max, &row_sum))
+            return error;
+    }
+    // These kernels look at no bits: a NaN that a maximum dropped is found in the inputs.
+    for (int64_t h = 0; h < p.Hkv && ok; h++)
+        for (int64_t j = 0; j < p.M && ok; j++) ok = all_finite(at<float>(t.k, b, h, j), 1, p.dk, 0);
+    for (int64_t h = 0; h < p.Hq; h++) {
+        const Tile tile{b, h / group, h % group * p.N, p.N, 0};
+        float *o = shared.part_out + h * p.N * p.dv, *m = shared.part_max + h * p.N, *l = shared.part_sum + h * p.N;
+        bool finite = ok;
+        for (int64_t i = 0; i < p.N && finite; i++) finite = all_finite(at<float>(t.q, b, h, i), 1, p.dk, 0);
+        finite = finite && all_finite(o, p.N, p.dv, p.dv) && all_finite(m, 1, p.N, 0) && all_finite(l, 1, p.N, 0);
+        if (!finite) {
+            strict_attend(args, tile, {0, p.M}, o, p.dv, m, l);
+            for (int64_t i = 0; i < p.N; i++) m[i] *= l[i] > 0 ? kLog2e : 1.0f;
         }
-        bool ok = kernel_can;
-        if (ok) {
-            Buffer<3> query(at<float>(t.q, b, 0, 0), {p.dk, p.N, p.Hq}, buffer(t.q, p.N, p.Hq));
-            Buffer<3> key(at<float>(t.k, b, 0, 0), {p.dk, p.M, p.Hkv}, buffer(t.k, p.M, p.Hkv));
-            Buffer<3> value(at<float>(t.v, b, 0, 0), {p.dv, p.M, p.Hkv}, buffer(t.v, p.M, p.Hkv));
-            Buffer<1> lo(shared.lo, {p.N}, {1}), hi(shared.hi, {p.N}, {1});
-            Buffer<3> out(shared.part_out, {p.dv, p.N, p.Hq}, {1, p.dv, p.dv * p.N});
-            Buffer<2> row_max(shared.part_max, {p.N, p.Hq}, {1, p.N}), row_sum(shared.part_sum, {p.N, p.Hq}, {1, p.N});
-            if (int error =
-                    fn(&query, &key, &value, &lo, &hi, args.scale * kLog2e, int32_t(group), &out, &row_max, &row_sum))
-                return error;
-        }
-        // These kernels look at no bits: a NaN that a maximum dropped is found in the inputs.
-        for (int64_t h = 0; h < p.Hkv && ok; h++)
-            for (int64_t j = 0; j < p.M && ok; j++) ok = all_finite(at<float>(t.k, b, h, j), 1, p.dk, 0);
-        for (int64_t h = 0; h < p.Hq; h++) {
-            const Tile tile{b, h / group, h % group * p.N, p.N, 0};
-            float *o = shared.part_out + h * p.N * p.dv, *m = shared.part_max + h * p.N, *l = shared.part_sum + h * p.N;
-            bool finite = ok;
-            for (int64_t i = 0; i < p.N && finite; i++) finite = all_finite(at<float>(t.q, b, h, i), 1, p.dk, 0);
-            finite = finite && all_finite(o, p.N, p.dv, p.dv) && all_finite(m, 1, p.N, 0) && all_finite(l, 1, p.N, 0);
-            if (!finite) {
-                strict_attend(args, tile, {0, p.M}, o, p.dv, m, l);
-                for (int64_t i = 0; i < p.N; i++) m[i] *= l[i] > 0 ? kLog2e : 1.0f;
-            }
-            scatter(args, tile, o, p.dv, m, l, 1.0f);
-        }
+        scatter(args, tile, o, p.dv, m, l, 1.0f);
     }
     return 0;
 }

@@ -23,13 +23,13 @@ template <typename T> Memref<T, 1> dense(T *data, int64_t n) {
 
 // The shared part of the workspace: packed K, and V where it has to be copied.
 Packed packed_of(const KernelMeta &meta, const attune_problem &p, void *memory, size_t *bytes = nullptr) {
-    const int64_t heads = p.B * p.Hkv, panels = ceil_div(p.M, meta.panel), chunks = ceil_div(panels, kPackChunk);
+    const int64_t panels = ceil_div(p.M, meta.panel), chunks = ceil_div(panels, kPackChunk);
     Packed s{meta.dk, meta.dv, meta.panel, panels, chunks, meta.dv != p.dv || (p.flags & ATTUNE_STRIDED_V) != 0,
-             nullptr, nullptr, nullptr};
+             false,   nullptr, nullptr,    nullptr};
     Pieces pieces(memory);
-    s.keys = pieces.take<float>(heads * panels * meta.panel * meta.dk);
-    s.bits = pieces.take<int32_t>(heads * chunks);
-    s.values = pieces.take<float>(s.packs_values ? heads * p.M * meta.dv : 0);
+    s.keys = pieces.take<float>(panels * meta.panel * meta.dk);
+    s.bits = pieces.take<int32_t>(chunks);
+    s.values = pieces.take<float>(s.packs_values ? p.M * meta.dv : 0);
     if (bytes) *bytes = pieces.used();
     return s;
 }
@@ -96,8 +96,7 @@ size_t scratch_bytes(const KernelMeta &meta, const attune_problem &problem) {
 }
 
 int64_t pack_tasks(const KernelMeta &meta, const attune_args &args) {
-    const attune_problem &p = *args.problem;
-    return p.B * p.Hkv * ceil_div(ceil_div(p.M, meta.panel), kPackChunk);
+    return ceil_div(ceil_div(args.problem->M, meta.panel), kPackChunk);
 }
 
 int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t begin, int64_t end) {
@@ -123,8 +122,7 @@ int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t beg
 }
 
 int64_t attend_tasks(const KernelMeta &meta, const attune_args &args) {
-    const attune_problem &p = *args.problem;
-    return p.B * p.Hkv * Tiling(p, meta.q).tiles_per_kv_head();
+    return Tiling(*args.problem, meta.q).tiles_per_kv_head();
 }
 
 int attend(const KernelMeta &meta, AttendFn fn, const attune_args &args, int64_t begin, int64_t end,
@@ -153,18 +151,16 @@ int attend(const KernelMeta &meta, AttendFn fn, const attune_args &args, int64_t
     float *const o = scratch.out, *const m = scratch.row_max, *const l = scratch.row_sum;
 
     for (int64_t task = begin; task < end; task++) {
-        const Tile tile = tiling.tile(p, task);
-        const int64_t head = tile.b * p.Hkv + tile.hkv;
+        const Tile tile = tiling.tile(p, args.group, task);
         const Seen seen = see(args, tile, meta.q, {0, p.M}, scratch.lo, scratch.hi);
-        bool ok = kernel_can && s.keys_finite(head, seen);
+        bool ok = kernel_can && s.keys_finite(seen);
         ok = gather_query(args, tile, meta.q, meta.dk, scale, scratch.query) && ok;
         if (ok) {
-            const auto keys =
-                memref(s.head_keys(head), {s.panels, meta.dk, meta.panel}, {meta.dk * meta.panel, meta.panel, 1});
-            const auto values =
-                s.packs_values ? memref<const float, 2>(s.values + head * p.M * meta.dv, {p.M, meta.dv}, {meta.dv, 1})
-                               : memref<const float, 2>(at<float>(t.v, tile.b, tile.hkv, 0), {p.M, meta.dv},
-                                                        {p.M > 1 ? t.v.stride[2] : meta.dv, 1});
+            const auto keys = memref(s.keys, {s.panels, meta.dk, meta.panel}, {meta.dk * meta.panel, meta.panel, 1});
+            const auto values = s.packs_values
+                                    ? memref<const float, 2>(s.values, {p.M, meta.dv}, {meta.dv, 1})
+                                    : memref<const float, 2>(at<float>(t.v, tile.b, tile.hkv, 0), {p.M, meta.dv},
+                                                             {p.M > 1 ? t.v.stride[2] : meta.dv, 1});
             const auto mask_data = rows_of<uint8_t>(args, mask, tile, meta.q, scratch.mask_rows);
             const auto bias_data = rows_of<int32_t>(args, bias, tile, meta.q, scratch.bias_rows);
             if (p.flags & ATTUNE_ALIBI) place_rows(args, tile, meta.q, scratch.position, scratch.slope);

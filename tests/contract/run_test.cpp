@@ -335,20 +335,24 @@ TEST_F(Contract_3_15, phases_take_any_range_of_tasks) {
                              scratch = k->scratch_bytes ? k->scratch_bytes(&other.p) : 0;
                 for (int64_t chunk : {int64_t(1), int64_t(3), std::numeric_limits<int64_t>::max()}) {
                     const Buffer shared_memory(shared + 64, Guard::none), scratch_memory(scratch + 64, Guard::none);
-                    const auto args =
-                        attune_args{sizeof(attune_args), &other.p, &t,
+                    auto args =
+                        attune_args{sizeof(attune_args),
+                                    &other.p,
+                                    &t,
                                     other.p.flags & ATTUNE_SCALE ? other.p.scale : 1.0f / std::sqrt(float(other.p.dk)),
+                                    0,
                                     shared_memory.data()};
                     other.reset_outputs();
                     int error = 0;
-                    for (int64_t n = 0; n < k->num_phases; n++) {
-                        const int64_t tasks = k->phases[n].tasks(&args);
-                        for (int64_t end = tasks; end > 0 && !error;) { // the last ones first
-                            const int64_t begin = std::max<int64_t>(0, end - std::min(chunk, end));
-                            error = k->phases[n].run(&args, begin, end, scratch_memory.data());
-                            end = begin;
+                    for (; args.group < other.p.B * other.p.Hkv; args.group++)
+                        for (int64_t n = 0; n < k->num_phases; n++) {
+                            const int64_t tasks = k->phases[n].tasks(&args);
+                            for (int64_t end = tasks; end > 0 && !error;) { // the last ones first
+                                const int64_t begin = std::max<int64_t>(0, end - std::min(chunk, end));
+                                error = k->phases[n].run(&args, begin, end, scratch_memory.data());
+                                end = begin;
+                            }
                         }
-                    }
                     ASSERT_EQ(error, 0) << k->name << ": " << attune_last_error();
                     EXPECT_EQ(other.bits_differ(bed), "") << k->name << ", calls of " << chunk << " tasks";
                 }
@@ -422,6 +426,24 @@ TEST_F(Contract_3_15, strict_code_serves_only_the_tiles_concerned) {
                 const uint64_t some = strict_tiles(one_head);
                 EXPECT_GT(some, 0u) << k->name << " on " << one_head.text();
                 EXPECT_LE(2 * some, most) << k->name << ": of " << most << " tiles, " << one_head.text();
+            }
+}
+
+// Keys that no row sees are not packed: whatever a group before, or nobody, has left there takes no part.
+TEST_F(Contract_3_15, keys_that_no_row_sees_are_not_read) {
+    for (const char *text :
+         {"f32:b3:h2/1:n30:m1400:d64:kvlen=5,700,1030", "f32:b2:h2:n40:m1500:d40:causal:offset=700,3",
+          "f32:b1:h2:n20:m1300:d64/48:window=30,10:offset=900", "f32:b2:h2:n1:m2100:d128:kvlen=1,1025",
+          "f32:b2:h3:n70:m1100:d64:layout=col:window=100,0:offset=600"})
+        for (const Group &group : groups(parse_case(text)))
+            for (const attune_kernel *k : group.kernels) {
+                Bed bed(group.c, 1);
+                const Reference reference = bed.reference();
+                const uint64_t before = attune_strict_tiles();
+                run_and_check(*k, bed, reference, {.threads = 2, .fill = 0xff}); // NaN
+                if (group.c.layout != Layout::col) {
+                    EXPECT_EQ(attune_strict_tiles(), before) << k->name << " on " << bed.text();
+                }
             }
 }
 

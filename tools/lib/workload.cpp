@@ -74,10 +74,10 @@ Workload model_workload(const std::string &path, const std::string &title) {
     if (layers == 0) require(*file, path, "layer0.q", "F32", 4);
 
     Workload w;
-    const Tensor &q0 = require(*file, path, "layer0.q", "F32", 4);
-    const Tensor &k0 = require(*file, path, "layer0.k", "F32", 4);
-    const Tensor &v0 = require(*file, path, "layer0.v", "F32", 4);
-    const Tensor &lengths = require(*file, path, "lengths", "I64", 1);
+    const Tensor q0 = require(*file, path, "layer0.q", "F32", 4);
+    const Tensor k0 = require(*file, path, "layer0.k", "F32", 4);
+    const Tensor v0 = require(*file, path, "layer0.v", "F32", 4);
+    const Tensor lengths = require(*file, path, "lengths", "I64", 1);
     Case &c = w.problem;
     c.B = q0.shape[0];
     c.Hq = q0.shape[1];
@@ -102,7 +102,7 @@ Workload model_workload(const std::string &path, const std::string &title) {
     for (int layer = 0; layer < layers; ++layer) {
         const auto part = [&](const char *which, const std::vector<int64_t> &shape) {
             const std::string name = fmt::format("layer{}.{}", layer, which);
-            const Tensor &t = require(*file, path, name, "F32", 4);
+            const Tensor t = require(*file, path, name, "F32", 4);
             expect_shape(path, name, t, shape);
             return reinterpret_cast<const float *>(t.data);
         };
