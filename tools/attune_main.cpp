@@ -64,6 +64,7 @@ int main(int argc, char **argv) {
     Status status;
     add_compare(app, status);
     add_bench(app, status);
+    add_explain(app, status);
     add_verify(app, status);
     add_info(app, status);
     add_onnx_attention(app, status);

@@ -32,6 +32,7 @@ struct CommonOptions {
 
 void add_bench(CLI::App &app, Status &status);
 void add_compare(CLI::App &app, Status &status);
+void add_explain(CLI::App &app, Status &status);
 void add_verify(CLI::App &app, Status &status);
 void add_info(CLI::App &app, Status &status);
 void add_onnx_attention(CLI::App &app, Status &status);

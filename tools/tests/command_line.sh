@@ -27,10 +27,22 @@ expect 0 'layout=L' compare --help
 expect 0 'float64' verify --help
 expect 0 'KERNEL' info --help
 expect 0 '--peers' bench --help
+expect 0 'roofline' explain --help
+expect 2 'CASE is required' explain
+expect 2 '--seconds=0: expected' explain f32:n4:d8 --seconds 0
+expect 0 'of the limit' explain f32:h4:n256:d64:causal --seconds 0.1 --threads 1 --json "$folder/explain.json"
+python3 - "$folder/explain.json" <<'PY' || failures=$((failures + 1))
+import json, sys
+(e,) = json.load(open(sys.argv[1]))["explained"]
+assert e["limit"] == "multiply-adds" and e["limit_s"] < e["median_s"], e
+parts = e["profile"]["parts"]
+assert abs(sum(parts.values()) - 1) < 1e-6 and parts["matmul"] > 0.2, parts  # it is mostly matmul
+assert e["phases"] and e["stagewise"]["phases"], e
+PY
 expect 0 'MODEL' onnx-attention --help
 expect 0 'attune 0.' --version
 expect 2 'subcommand is required'
-expect 2 'fast: no such command; expected one of: compare, bench, verify, info' fast
+expect 2 'fast: no such command; expected one of: compare, bench, explain, verify, info' fast
 expect 2 '--colour' info --colour
 
 expect 2 "d=0; expected at least 1" verify --case f32:n4:d0
