@@ -6,7 +6,7 @@
 
 #include "lib/bench.h"
 #include "lib/error.h"
-#include "lib/peer_bench.h"
+#include "lib/peer_rows.h"
 #include "lib/peers.h"
 #include "lib/workload.h"
 
@@ -221,55 +221,13 @@ class Runner {
     std::vector<std::vector<double>> phase_samples_;
 };
 
-// The peers of compare --peers: other processes, which stand still while a kernel of this one runs.
-class Peers {
-  public:
-    explicit Peers(bool wanted) {
-        if (!wanted) return;
-        for (RemoteSpec &spec : peer_specs())
-            remotes_.push_back(std::make_unique<Remote>(std::move(spec), RemoteLimits{}));
-    }
-    size_t size() const { return remotes_.size(); }
-
-    // Adds a row for each, and a contestant for those that can. `rows` must not grow afterwards.
-    void enter(const Workload &w, int threads, uint64_t seed, std::vector<Row> &rows, size_t first,
-               std::vector<Contestant> &contestants, std::vector<size_t> &index) {
-        if (remotes_.empty()) return;
-        shared_ = w.parts.size() == 1 ? std::make_unique<SharedCase>(*w.parts[0], seed, 1) : nullptr;
-        for (size_t i = 0; i < remotes_.size(); ++i) {
-            Remote &remote = *remotes_[i];
-            ResultRow &row = rows[first + i].result;
-            row.impl = remote.spec().impl;
-            row.case_text = to_string(w.problem);
-            row.threads = threads;
-            row.why_not = "takes one problem at a time, not a model's layers; expected --case";
-            if (!shared_) continue;
-            row.why_not = "";
-            if (!tools::enter(remote, *shared_, *w.parts[0], w.references[0], threads, seed, row)) continue;
-            Contestant c;
-            c.name = row.impl;
-            c.timed = [&remote, &row](int calls) { return remote.timed(calls, row); };
-            contestants.push_back(std::move(c));
-            index.push_back(first + i);
-        }
-    }
-
-    void finish(const Workload &w, size_t peer, const std::vector<double> &samples, double peak, ResultRow &row) {
-        tools::finish(*remotes_[peer], *shared_, *w.parts[0], w.references[0], samples, peak, row);
-    }
-
-  private:
-    std::vector<std::unique_ptr<Remote>> remotes_;
-    std::unique_ptr<SharedCase> shared_;
-};
-
 struct Comparison {
     std::vector<Row> rows;
     double peak = 0;
 };
 
 Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFilter &filter, const Machine &machine,
-                      int threads, uint64_t seed, Peers &peers) {
+                      int threads, uint64_t seed, PeerRows &peers) {
     Comparison result;
     const attune_problem problem = device_problem(w, filter.device);
     std::string chosen, why;
@@ -342,7 +300,9 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         contestants.push_back(std::move(c));
         index.push_back(i);
     }
-    peers.enter(w, threads, seed, result.rows, first_peer, contestants, index);
+    std::vector<ResultRow *> peer_rows;
+    for (size_t i = first_peer; i < result.rows.size(); ++i) peer_rows.push_back(&result.rows[i].result);
+    for (size_t peer : peers.enter(w, threads, seed, peer_rows, contestants)) index.push_back(first_peer + peer);
     const double peak_before = measure_peak_gflops(machine, w.problem.dtype, threads);
     BenchOptions bench;
     bench.rounds = options.rounds;
@@ -511,7 +471,7 @@ void run_compare(const CompareOptions &options, Status &status) {
 
     std::vector<ResultRow> rows;
     bool wrong = false;
-    Peers peers(options.peers);
+    PeerRows peers(options.peers);
     for (const Job &job : jobs) {
         std::fflush(stdout);
         Workload workload = job.make();

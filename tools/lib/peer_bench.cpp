@@ -30,8 +30,8 @@ BenchCase::BenchCase(const Case &c, const Machine &machine, uint64_t seed) : pro
     shared = std::make_unique<SharedCase>(*inputs, seed, copies_needed(c, machine));
 }
 
-bool enter(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference, int threads,
-           uint64_t seed, ResultRow &row) {
+bool enter_case(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference, int threads,
+                uint64_t seed, ResultRow &row) {
     const Case &c = inputs.input_case();
     row.case_text = to_string(c);
     row.impl = remote.spec().impl;
@@ -46,8 +46,8 @@ bool enter(Remote &remote, const SharedCase &shared, const Inputs &inputs, const
     return remote.count_allocations(row);
 }
 
-void finish(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference,
-            const std::vector<double> &samples, double peak, ResultRow &row) {
+void finish_case(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference,
+                 const std::vector<double> &samples, double peak, ResultRow &row) {
     const Case &c = inputs.input_case();
     const Statistics s = statistics(samples);
     row.median_s = s.median;
@@ -77,7 +77,7 @@ BenchResult bench_case(const BenchCase &bench, const std::vector<std::unique_ptr
         ResultRow &row = result.rows[i];
         row.impl = remote.spec().impl;
         progress(0.3 * double(i) / double(contestants.size()), "preparing " + row.impl);
-        if (!enter(remote, *bench.shared, *bench.inputs, bench.reference, threads, options.seed, row)) continue;
+        if (!enter_case(remote, *bench.shared, *bench.inputs, bench.reference, threads, options.seed, row)) continue;
         Contestant entry;
         entry.name = row.impl;
         entry.timed = [&remote, &row](int calls) { return remote.timed(calls, row); };
@@ -113,8 +113,8 @@ BenchResult bench_case(const BenchCase &bench, const std::vector<std::unique_ptr
         }
         result.samples[index[k]] = measured[k].samples;
         if (result.read > 0) row.read_gbps = result.read;
-        finish(*contestants[index[k]], *bench.shared, *bench.inputs, bench.reference, measured[k].samples, result.peak,
-               row);
+        finish_case(*contestants[index[k]], *bench.shared, *bench.inputs, bench.reference, measured[k].samples,
+                    result.peak, row);
     }
     return result;
 }

@@ -40,11 +40,11 @@ struct BenchResult {
 };
 
 // Prepares a contestant for the case and checks its result. False: it cannot take part, and `row` says why.
-bool enter(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference, int threads,
-           uint64_t seed, ResultRow &row);
+bool enter_case(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference, int threads,
+                uint64_t seed, ResultRow &row);
 // Its figures, and the check of its last result.
-void finish(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference,
-            const std::vector<double> &samples, double peak, ResultRow &row);
+void finish_case(Remote &remote, const SharedCase &shared, const Inputs &inputs, const Reference &reference,
+                 const std::vector<double> &samples, double peak, ResultRow &row);
 
 // Throws Interrupted.
 BenchResult bench_case(const BenchCase &bench_case, const std::vector<std::unique_ptr<Remote>> &contestants,
