@@ -8,7 +8,7 @@ writes into DIR:
   kernels.cpp     the descriptors, with adapters around the generated functions
   projections.inc ATTUNE_PROJECTION(name, isa, rows, panel): the matmul kernels of multi-head attention
   ranking.inc     the planner's ranking of strategies
-  kernels.cmake   attune_halide_object(FUNCTION args...) or attune_mlir_object(FUNCTION args...) for each generated function,
+  kernels.cmake   attune_halide_object(FUNCTION args...), attune_device_object or attune_mlir_object for each generated function,
                   attune_mma_ptx(NAME ARCHITECTURE args...) for each PTX text of a tensor core kernel
   manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
 
@@ -32,6 +32,14 @@ ISA_TARGETS = {
 COMMON_FEATURES = "-no_asserts-no_bounds_query-no_runtime"
 # Kernels that an autoscheduler made keep Halide's checks: nobody knows which sizes its tiles need.
 CHECKED_FEATURES = "-no_runtime"
+# Devices: the token that stands for the ISA, and Halide's target. Launches keep Halide's checks, which are what sees a driver's error.
+DEVICE_FEATURES = "-no_bounds_query-no_runtime"
+DEVICE_TARGETS = {
+    ("opencl", "opencl"): "x86-64-linux-opencl",
+    ("vulkan", "vulkan"): "x86-64-linux-vulkan-vk_int8-vk_int16-vk_float16",
+    ("cuda", "sm_80"): "x86-64-linux-cuda-cuda_capability_80",
+}
+DEVICES = {"cpu": "ATTUNE_CPU", "opencl": "ATTUNE_OPENCL", "vulkan": "ATTUNE_VULKAN", "cuda": "ATTUNE_CUDA"}
 DTYPES = {"f32": ("ATTUNE_F32", "float32"), "bf16": ("ATTUNE_BF16", "bfloat16"), "f16": ("ATTUNE_F16", "float16")}
 FLAGS = {
     "scale": "ATTUNE_SCALE", "causal": "ATTUNE_CAUSAL", "mask": "ATTUNE_MASK", "bias": "ATTUNE_BIAS", "kv_len": "ATTUNE_KV_LEN",
@@ -43,11 +51,14 @@ TRAITS = {"own_threads": "ATTUNE_TRAIT_OWN_THREADS", "quadratic": "ATTUNE_TRAIT_
 # Adapters: end of the generator's name -> (template, function type).
 ADAPTERS = {"pack_keys": "pack", "attend": "attend", "partial": "attend", "merge": "merge", "score": "score", "mask": "mask",
             "softmax": "softmax", "matmul": "matmul", "whole": "whole"}
+# Adapters of devices (runtime/device/phases.h), by the generator's whole name.
+DEVICE_ADAPTERS = {"gpu_block": "block", "gpu_strict": "strict", "gpu_score": "score", "gpu_mask": "mask", "gpu_softmax": "softmax",
+                   "gpu_matmul": "matmul", "gpu_partial": "partial", "gpu_merge": "merge"}
 # The same for MLIR. Its ISAs are those whose features generators/mlir/attune_mlir_gen.py knows.
 MLIR_ADAPTERS = {"mlir_pack": "pack", "mlir_flash": "attend", "mlir_rowblock": "attend"}
 MLIR_ISAS = ["avx2", "avx512"]
 # Parameters of the generators that several strategies share; the others get all of the entry's.
-SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": [], "mlir_pack": ["dk", "panel"]}
+SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": [], "mlir_pack": ["dk", "panel"], "gpu_strict": []}
 # PTX of the tensor core kernels is made for each of these; a device takes the last that is not newer than it is.
 MMA_ARCHITECTURES = ["sm_80", "sm_90"]
 REQUIRED = ["schema", "name", "strategy", "backend", "device", "isa", "dtypes", "dk", "dv", "variant", "mods", "phases", "params",
@@ -63,7 +74,14 @@ def check(condition, message):
         raise CatalogueError(message)
 
 
+def is_device(entry):
+    return entry["device"] != "cpu"
+
+
 def adapter_of(entry, generator):
+    if entry["backend"] == "halide" and is_device(entry):
+        check(generator in DEVICE_ADAPTERS, f"{entry['_where']}: generator '{generator}': expected one of {', '.join(DEVICE_ADAPTERS)}")
+        return DEVICE_ADAPTERS[generator]
     if entry["backend"] == "mlir":
         check(generator in MLIR_ADAPTERS, f"{entry['_where']}: generator '{generator}': expected one of {', '.join(MLIR_ADAPTERS)}")
         return MLIR_ADAPTERS[generator]
@@ -107,12 +125,11 @@ def load(paths):
             check(entry["schema"] == 1, f"{where}: schema is {entry['schema']}: expected 1")
             check(entry["name"] not in names, f"{where}: the name is taken")
             names.add(entry["name"])
+            check(entry["device"] in DEVICES, f"{where}: device is '{entry['device']}': expected one of {', '.join(DEVICES)}")
             check(entry["backend"] in ("halide", "mlir"), f"{where}: backend is '{entry['backend']}': expected halide or mlir")
-            if is_mma(entry):
-                check(entry["isa"] in MMA_ARCHITECTURES, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(MMA_ARCHITECTURES)}")
-            else:
-                check(entry["isa"] in ISA_TARGETS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(ISA_TARGETS)}")
-            if entry["backend"] == "mlir" and not is_mma(entry):
+            isas = [isa for device, isa in DEVICE_TARGETS if device == entry["device"]] if is_device(entry) else list(ISA_TARGETS)
+            check(entry["isa"] in isas, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(isas)}")
+            if entry["backend"] == "mlir" and not is_device(entry):
                 check(entry["isa"] in MLIR_ISAS, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(MLIR_ISAS)} with MLIR")
             for key in ("q", "kv", "o"):
                 check(entry["dtypes"].get(key) in DTYPES, f"{where}: dtypes.{key} is {entry['dtypes'].get(key)!r}: expected one of {', '.join(DTYPES)}")
@@ -125,7 +142,10 @@ def load(paths):
     return kernels
 
 
-def target_of(entry):
+def target_of(entry, generator):
+    if is_device(entry):
+        # The strict phase is what NaN and infinities are left to.
+        return DEVICE_TARGETS[entry["device"], entry["isa"]] + DEVICE_FEATURES + "-strict_float" * (generator == "gpu_strict")
     own_threads = "own_threads" in entry["constraints"].get("traits", [])
     return ISA_TARGETS[entry["isa"]] + (CHECKED_FEATURES if own_threads else COMMON_FEATURES + "-user_context")
 
@@ -135,9 +155,10 @@ def functions_of(entry):
     if entry["backend"] == "mlir":
         return mlir_functions_of(entry)
     result = []
+    type_name = "type" if is_device(entry) else "kv_type"
     kv = DTYPES[entry["dtypes"]["kv"]][1]
     for phase, generator in entry["phases"].items():
-        args = [f"kv_type={kv}"] if generator != "merge" else []  # all but merge read K or V
+        args = [f"{type_name}={kv}"] if generator != "merge" else []  # all but merge read K or V
         if generator in SHARED_GENERATORS:
             chosen = SHARED_GENERATORS[generator]
             args += [f"{k}={entry['params'][k]}" for k in chosen]
@@ -156,7 +177,7 @@ def functions_of(entry):
             if "autoscheduler_plugin" in entry["params"]:
                 args += ["--plugin", f"@AUTOSCHEDULERS@/{entry['params']['autoscheduler_plugin']}"]
             function = f"{entry['name']}__{phase}"
-        result.append((phase, generator, function, [generator, function, target_of(entry)] + args))
+        result.append((phase, generator, function, [generator, function, target_of(entry, generator)] + args))
     return result
 
 
@@ -190,11 +211,14 @@ def descriptor(entry, out):
     name, where, p, c = entry["name"], entry["_where"], entry["params"], entry["constraints"]
     dk, dv = size(entry["dk"], where + ": dk"), size(entry["dv"], where + ": dv")
     meta = f"meta_{name}"
-    for key in ("q", "k"):
+    for key in ("q", "k") if not is_device(entry) else ():
         check(isinstance(p.get(key), int) and p[key] > 0, f"{where}: params.{key} is {p.get(key)!r}: expected a positive integer")
-    ns = entry["backend"]  # of attune::rt
+    ns = "gpu" if entry["backend"] == "halide" and is_device(entry) else entry["backend"]  # of attune::rt
     adapters = [adapter_of(entry, g) for g in entry["phases"].values()]
-    if ns == "halide":
+    if ns == "gpu":
+        half_as_bits = entry["device"] == "opencl"
+        numbers = f"{dk}, {dv}, {p.get('split_keys', 0)}, {str('score' in adapters).lower()}, {str(half_as_bits).lower()}"
+    elif ns == "halide":
         keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
         numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}"
     else:
@@ -207,13 +231,27 @@ def descriptor(entry, out):
         camel = "".join(w.capitalize() for w in adapter.split("_"))
         symbol = "_mlir_ciface_" * (ns == "mlir") + function
         template = f"{meta}, mem_{function}, {symbol}" if ns == "halide" else f"{meta}, {symbol}"
-        phases.append(f'    {{"{phase}", {ns}::{adapter}_phase<{template}>, {ns}::{adapter}_phase_tasks<{meta}>}},')
+        tasks = "gpu::one_task" if ns == "gpu" else f"{ns}::{adapter}_phase_tasks<{meta}>"
+        phases.append(f'    {{"{phase}", {ns}::{adapter}_phase<{template}>, {tasks}}},')
+        if ns == "gpu":
+            if function not in out.declared:
+                out.declared.add(function)
+                out.insert(0, f'extern "C" gpu::{camel}Fn {symbol};')
+            continue
         memory.append(f"mem_{function}")
         if function not in out.declared:
             out.declared.add(function)
             out.insert(0, f'extern "C" std::remove_pointer_t<{ns}::{camel}Fn> {symbol};\nconstexpr {ns}::Memory mem_{function}\n#include "{function}.scratch.inc"\n;')
     scratch = f"{meta}, mem_{name}" if ns == "halide" else meta
-    out.append(f"constexpr {ns}::Memory mem_{name} = {ns}::largest({{{', '.join(memory)}}});")
+    code, functions = "nullptr, 0", {f: None for _, _, f, _ in functions_of(entry)}
+    if ns == "gpu":
+        includes = "\n".join(f'#include "{f}.code.inc"' for f in functions)
+        out.append(f"constexpr attune_device_code code_{name}[] = {{\n{includes}\n}};")
+        code = f"code_{name}, sizeof code_{name} / sizeof code_{name}[0]"
+        sizes = f"gpu::kernel_shared_bytes<{meta}>, nullptr, nullptr"
+    else:
+        sizes = f"{ns}::kernel_shared_bytes<{meta}>, {ns}::kernel_scratch_bytes<{scratch}>, {ns}::kernel_stack_bytes<mem_{name}>"
+        out.append(f"constexpr {ns}::Memory mem_{name} = {ns}::largest({{{', '.join(memory)}}});")
     out.append(f"constexpr attune_phase phases_{name}[] = {{\n" + "\n".join(phases) + "\n};")
     flags = " | ".join(FLAGS[f] for f in ["scale", "deterministic", "strided_v"] + c.get("flags", []))
     traits = " | ".join(TRAITS[t] for t in c.get("traits", [])) or "0"
@@ -224,9 +262,9 @@ def descriptor(entry, out):
     quoted = json.dumps(json.dumps(p))
     out.append(
         f"const attune_kernel {name}{{sizeof(attune_kernel), ATTUNE_KERNEL_ABI, \"{name}\", \"{entry['strategy']}\", \"{entry['backend']}\", "
-        f"\"{entry['isa']}\", ATTUNE_CPU, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {least}, {flags}, "
+        f"\"{entry['isa']}\", {DEVICES[entry['device']]}, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {least}, {flags}, "
         f"{int(c.get('window', True))}, {int(c.get('gqa', True))}, {traits}, {quoted}, {json.dumps(entry['why'], ensure_ascii=False)}, "
-        f"phases_{name}, {len(phases)}, {ns}::kernel_shared_bytes<{meta}>, {ns}::kernel_scratch_bytes<{scratch}>, {ns}::kernel_stack_bytes<mem_{name}>}};")
+        f"phases_{name}, {len(phases)}, {sizes}, {code}}};")
 
 
 class Lines(list):
@@ -260,8 +298,9 @@ def main():
         phases = []
         for phase, generator, function, command in functions_of(entry):
             command = [a.replace("@AUTOSCHEDULERS@", args.autoschedulers) for a in command]
-            functions.setdefault(function, (entry["backend"], command))
-            check(functions[function] == (entry["backend"], command), f"{entry['_where']}: function {function} is made in two ways")
+            made_by = "device" if entry["backend"] == "halide" and is_device(entry) else entry["backend"]
+            functions.setdefault(function, (made_by, command))
+            check(functions[function] == (made_by, command), f"{entry['_where']}: function {function} is made in two ways")
             phases.append({"phase": phase, "generator": generator, "function": function, "command": programs[entry["backend"]] + command})
         manifest[entry["name"]] = phases
     projections = load_projections(args.projections)
@@ -269,7 +308,7 @@ def main():
         functions[name] = ("halide", command)
     head = ("// Made by cmake/catalogue.py from the catalogues.\n")
     write(args.out / "kernels.inc", head + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
-    write(args.out / "kernels.cpp", head + '#include "halide/phases.h"\n#include "mlir/phases.h"\n\n#include <type_traits>\n\n'
+    write(args.out / "kernels.cpp", head + '#include "device/phases.h"\n#include "halide/phases.h"\n#include "mlir/phases.h"\n\n#include <type_traits>\n\n'
           + "namespace attune::rt::builtin {\n#define ATTUNE_KERNEL(name) extern const attune_kernel name;\n#include \"kernels.inc\"\n#undef ATTUNE_KERNEL\n\n"
           + "\n".join(lines) + "\n}\n")
     write(args.out / "projections.inc", head + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))

@@ -4,6 +4,7 @@
 // checked-in ranking of strategies (made by measurements) with specialised sizes ahead of run-time sizes.
 #include "arena.h"
 #include "cpu_features.h"
+#include "device/run.h"
 #include "registry.h"
 #include "status.h"
 #include "threads.h"
@@ -30,9 +31,9 @@ struct attune_plan {
 
 namespace {
 
-constexpr size_t kAlign = 64;
-size_t aligned(size_t n) {
-    return (n + kAlign - 1) & ~(kAlign - 1);
+constexpr size_t kAlign = 64, kDeviceAlign = 256;
+size_t aligned(size_t n, size_t to = kAlign) {
+    return (n + to - 1) & ~(to - 1);
 }
 
 // Place of a strategy in the ranking for this problem; unranked ones come last.
@@ -55,6 +56,17 @@ bool nothing_to_do(const attune_problem &p) {
 thread_local std::array<double, kMaxPhases> phase_seconds;
 thread_local int64_t num_phase_seconds = 0;
 thread_local bool time_phases = false;
+
+attune_status run_on_device(const attune_plan &plan, const attune_tensors &tensors, void *workspace) {
+    const attune_kernel &k = *plan.kernel;
+    const attune_args args{sizeof(attune_args), &plan.problem, &tensors, plan.scale, 0,
+                           reinterpret_cast<void *>(aligned(reinterpret_cast<size_t>(workspace), kDeviceAlign))};
+    const bool timed = time_phases && k.num_phases <= int64_t(phase_seconds.size());
+    num_phase_seconds = 0;
+    if (attune_status s = device::run(k, args, timed ? phase_seconds.data() : nullptr)) return s;
+    num_phase_seconds = timed ? k.num_phases : 0;
+    return ATTUNE_OK;
+}
 
 // What the workers of a run share.
 struct Run {
@@ -146,7 +158,7 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
             continue;
         }
         const int64_t waste = k->dk ? k->dk - p.dk + k->dv - p.dv : 0;
-        able.push_back({k, {-isa_rank(k->isa), rank(p, k->strategy), k->dk ? 0 : 1, waste, k->name}});
+        able.push_back({k, {k->device == ATTUNE_CPU ? -isa_rank(k->isa) : 0, rank(p, k->strategy), k->dk ? 0 : 1, waste, k->name}});
     }
     if (able.empty()) {
         return fail(ATTUNE_UNSUPPORTED, "no kernel can do this problem:\n{}",
@@ -167,7 +179,9 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
         made->stack = k.stack_bytes ? k.stack_bytes(&p) : 0;
         made->workspace =
             made->shared * size_t(slots(made->workers, num_groups(k, p))) + made->scratch * size_t(made->workers);
-        if (made->workspace) made->workspace += kAlign; // the caller's pointer may have any alignment
+        if (p.device != ATTUNE_CPU) made->workspace = made->shared; // of the whole problem
+        // The caller's pointer may have any alignment.
+        if (made->workspace) made->workspace += p.device == ATTUNE_CPU ? kAlign : kDeviceAlign;
     }
     made->explain =
         fmt::format("{}: chosen{}\n", made->kernel->name,
@@ -212,6 +226,7 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
         return fail(ATTUNE_INVALID_ARGUMENT, "workspace is null: expected {} bytes", plan->workspace);
     if (nothing_to_do(p)) return ATTUNE_OK;
     install_halide_hooks();
+    if (p.device != ATTUNE_CPU) return run_on_device(*plan, *tensors, workspace);
 
     const attune_kernel &k = *plan->kernel;
     char *base = reinterpret_cast<char *>(aligned(reinterpret_cast<size_t>(workspace)));

@@ -1,6 +1,7 @@
 #include "registry.h"
 
 #include "cpu_features.h"
+#include "device/run.h"
 #include "status.h"
 #include "threads.h"
 #include "validate.h"
@@ -50,8 +51,11 @@ std::vector<const attune_kernel *> all_kernels() {
 
 std::string refusal(const attune_kernel &k, const attune_problem &p) {
     if (k.device != p.device) return "it is for another device";
-    if (!cpu_has(k.isa)) return fmt::format("this CPU has no {}", k.isa);
-    if (isa_rank(k.isa) > isa_rank(dispatch_isa())) return fmt::format("ATTUNE_ISA allows {} at most", dispatch_isa());
+    if (k.device == ATTUNE_CPU && !cpu_has(k.isa)) return fmt::format("this CPU has no {}", k.isa);
+    if (k.device == ATTUNE_CPU && isa_rank(k.isa) > isa_rank(dispatch_isa()))
+        return fmt::format("ATTUNE_ISA allows {} at most", dispatch_isa());
+    if (k.device != ATTUNE_CPU)
+        if (std::string why = device::refusal(k, p); !why.empty()) return why;
     if (k.q_dtype != p.q_dtype || k.kv_dtype != p.kv_dtype || k.o_dtype != p.o_dtype)
         return fmt::format("it is built for q, kv, o of {}, {}, {}", attune_dtype_string(k.q_dtype),
                            attune_dtype_string(k.kv_dtype), attune_dtype_string(k.o_dtype));
@@ -100,7 +104,7 @@ extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) {
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel->abi is {}: expected {}", kernel->abi, ATTUNE_KERNEL_ABI);
     if (!kernel->name || !kernel->strategy || !kernel->isa || !kernel->backend)
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel has a null name, strategy, backend or isa: expected strings");
-    if (isa_rank(kernel->isa) < 0)
+    if (kernel->device == ATTUNE_CPU && isa_rank(kernel->isa) < 0)
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel->isa is '{}': expected an ISA token", kernel->isa);
     if (!kernel->phases || kernel->num_phases < 1 || kernel->num_phases > kMaxPhases)
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel->num_phases is {}: expected 1 to {}, with phases",

@@ -30,6 +30,8 @@ extern "C" const char *attune_status_string(attune_status status) {
         return "kernel failed";
     case ATTUNE_IO_ERROR:
         return "input/output error";
+    case ATTUNE_DEVICE_ERROR:
+        return "device error";
     }
     return "unknown status";
 }

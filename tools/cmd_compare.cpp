@@ -5,6 +5,7 @@
 #include "commands.h"
 
 #include "lib/bench.h"
+#include "lib/device_memory.h"
 #include "lib/error.h"
 #include "lib/peer_rows.h"
 #include "lib/peers.h"
@@ -119,11 +120,39 @@ void add_verdict(ResultRow &row, const Verdict &v) {
     row.ok = row.ok && v.ok;
 }
 
+// The tensors that a comparison runs on: those of the workload, or copies that stay on a device.
+class Arrays {
+  public:
+    Arrays(Workload &workload, attune_device device) : workload_(workload), device_(device) {
+        for (const auto &part : workload.parts)
+            if (device != ATTUNE_CPU) copies_.push_back(std::make_unique<DeviceTensors>(device, part->tensors()));
+    }
+    size_t size() const { return workload_.parts.size(); }
+    const attune_tensors &tensors(size_t i) const {
+        return device_ == ATTUNE_CPU ? workload_.parts[i]->tensors() : copies_[i]->tensors();
+    }
+    void reset_outputs() {
+        for (const auto &part : workload_.parts) part->reset_outputs();
+        for (const auto &copy : copies_) copy->fill_outputs(0xff);
+    }
+    void fetch_outputs() {
+        for (const auto &copy : copies_) copy->fetch_outputs();
+    }
+    // What is queued on a device is done when this returns.
+    attune_status wait() const { return device_ == ATTUNE_CPU ? ATTUNE_OK : attune_device_synchronize(device_); }
+
+  private:
+    Workload &workload_;
+    attune_device device_;
+    std::vector<std::unique_ptr<DeviceTensors>> copies_;
+};
+
 // One strategy's kernel on a workload: its plan and what its runs yield.
 class Runner {
   public:
-    Runner(Workload &workload, const attune_kernel &kernel, const attune_problem &problem, int threads, ResultRow &row)
-        : workload_(workload), kernel_(kernel), row_(row) {
+    Runner(Workload &workload, Arrays &arrays, const attune_kernel &kernel, const attune_problem &problem, int threads,
+           ResultRow &row)
+        : workload_(workload), arrays_(arrays), kernel_(kernel), row_(row) {
         std::string why;
         plan_ = make_plan(problem, kernel.name, "", threads, why);
         if (!plan_) fail_with("no plan: " + first_line(why));
@@ -133,13 +162,13 @@ class Runner {
 
     bool usable() const { return plan_ != nullptr && !broken_; }
     size_t workspace() const { return plan_ ? attune_plan_workspace(plan_.get()) : 0; }
-    void use_workspace(const Buffer &workspace) { workspace_ = &workspace; }
+    void use_workspace(const Workspace &workspace) { workspace_ = &workspace; }
 
     // All parts once. With `want_phases`, the phases' times add up.
     bool run(bool want_phases) {
         attune_time_phases(want_phases);
-        for (const auto &part : workload_.parts) {
-            if (attune_run(plan_.get(), &part->tensors(), workspace_->data(), workspace_->size()) != ATTUNE_OK) {
+        for (size_t part = 0; part < arrays_.size(); ++part) {
+            if (attune_run(plan_.get(), &arrays_.tensors(part), workspace_->data(), workspace_->size()) != ATTUNE_OK) {
                 fail_with(attune_last_error());
                 return false;
             }
@@ -149,16 +178,21 @@ class Runner {
             for (int64_t i = 0; i < std::min<int64_t>(count, int64_t(phase_seconds_.size())) && i < 16; ++i)
                 phase_seconds_[size_t(i)] += seconds[i];
         }
+        if (arrays_.wait() != ATTUNE_OK) {
+            fail_with(attune_last_error());
+            return false;
+        }
         ++calls_;
         return true;
     }
 
     // The first run: into outputs full of NaN, compared with float64.
     void check() {
-        for (const auto &part : workload_.parts) part->reset_outputs();
+        arrays_.reset_outputs();
         reset_peak_rss();
         if (!run(false)) return;
         row_.peak_rss_bytes = peak_rss();
+        arrays_.fetch_outputs();
         for (size_t i = 0; i < workload_.parts.size(); ++i) {
             add_verdict(row_, check_outputs(workload_.references[i], workload_.parts[i]->tensors()));
             hash_ ^= std::rotl(workload_.parts[i]->output_hash(), int(i));
@@ -189,8 +223,9 @@ class Runner {
 
     // The last run must give the bits of the first.
     void check_again() {
-        for (const auto &part : workload_.parts) part->reset_outputs();
+        arrays_.reset_outputs();
         if (!run(false)) return;
+        arrays_.fetch_outputs();
         uint64_t hash = 0;
         for (size_t i = 0; i < workload_.parts.size(); ++i)
             hash ^= std::rotl(workload_.parts[i]->output_hash(), int(i));
@@ -210,16 +245,22 @@ class Runner {
     }
 
     Workload &workload_;
+    Arrays &arrays_;
     const attune_kernel &kernel_;
     ResultRow &row_;
     Plan plan_;
-    const Buffer *workspace_ = nullptr;
+    const Workspace *workspace_ = nullptr;
     bool broken_ = false;
     uint64_t hash_ = 0;
     int64_t calls_ = 0;
     std::vector<double> phase_seconds_;
     std::vector<std::vector<double>> phase_samples_;
 };
+
+// The strategies whose phases are stages, with a time of their own.
+bool has_stages(const ResultRow &row) {
+    return row.strategy == "stagewise" || row.strategy == "gpu_stagewise";
+}
 
 struct Comparison {
     std::vector<Row> rows;
@@ -259,12 +300,16 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
     const size_t first_peer = result.rows.size();
     result.rows.resize(first_peer + peers.size());
 
+    const bool on_cpu = filter.device == ATTUNE_CPU;
+    const bool any = std::any_of(entries.begin(), entries.end(), [](const Entry &e) { return e.kernel; });
+    Arrays arrays(w, any ? filter.device : ATTUNE_CPU);
     // One workspace for all, as large as the largest needs: warm pages for each of them alike.
     std::vector<std::unique_ptr<Runner>> runners;
     size_t most = 0;
     for (Row &row : result.rows) {
         runners.push_back( // none for a peer
-            row.entry.kernel ? std::make_unique<Runner>(w, *row.entry.kernel, problem, threads, row.result) : nullptr);
+            row.entry.kernel ? std::make_unique<Runner>(w, arrays, *row.entry.kernel, problem, threads, row.result)
+                             : nullptr);
         if (!runners.back()) continue;
         const size_t bytes = runners.back()->workspace();
         row.result.workspace_bytes = int64_t(bytes);
@@ -277,7 +322,7 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         }
         most = std::max(most, bytes);
     }
-    Buffer workspace(most, Guard::none);
+    Workspace workspace(any ? filter.device : ATTUNE_CPU, most, Guard::none);
 
     const std::string label = fmt::format("{} threads", threads);
     Progress progress(label, 1.0);
@@ -292,7 +337,7 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         runner->check();
         if (runner->usable()) runner->count_allocations();
         if (!runner->usable()) continue;
-        const bool staged = result.rows[i].result.strategy == "stagewise";
+        const bool staged = has_stages(result.rows[i].result);
         Contestant c;
         c.name = result.rows[i].result.kernel;
         c.run = [runner, staged] { return runner->run(staged); };
@@ -303,7 +348,9 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
     std::vector<ResultRow *> peer_rows;
     for (size_t i = first_peer; i < result.rows.size(); ++i) peer_rows.push_back(&result.rows[i].result);
     for (size_t peer : peers.enter(w, threads, seed, peer_rows, contestants)) index.push_back(first_peer + peer);
-    const double peak_before = measure_peak_gflops(machine, w.problem.dtype, threads);
+    // The peak of a device is not measured: its table has no share.
+    const auto peak = [&] { return on_cpu ? measure_peak_gflops(machine, w.problem.dtype, threads) : 0.0; };
+    const double peak_before = peak();
     BenchOptions bench;
     bench.rounds = options.rounds;
     bench.time_limit = options.time_limit;
@@ -314,7 +361,7 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
     };
     bench.progress = [&](double share, const std::string &name) { progress.update(0.2 + 0.8 * share, name); };
     const auto measured = measure_interleaved(contestants, bench);
-    result.peak = std::max(peak_before, measure_peak_gflops(machine, w.problem.dtype, threads));
+    result.peak = std::max(peak_before, peak());
 
     for (size_t k = 0; k < measured.size(); ++k) {
         ResultRow &row = result.rows[index[k]].result;
@@ -333,7 +380,7 @@ Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFi
         row.gflops = w.flops() / s.median * 1e-9;
         row.gbps = w.bytes() / s.median * 1e-9;
         if (result.peak > 0) row.pct_peak = 100 * *row.gflops / result.peak;
-        if (row.strategy == "stagewise") runners[index[k]]->keep_phases();
+        if (has_stages(row)) runners[index[k]]->keep_phases();
         if (s.median < 2 * options.time_limit) runners[index[k]]->check_again();
     }
     return result;
@@ -346,8 +393,10 @@ std::string share_text(const ResultRow &r) {
 void print_heading(const Workload &w, const Comparison &comparison, int threads) {
     if (!w.title.empty()) fmt::print("{}\n", w.title);
     fmt::print("{}\n", to_string(w.problem));
-    fmt::print("{} thread{}, peak {:.0f} GFLOP/s, {} of {} rows checked against float64\n\n", threads,
-               threads == 1 ? "" : "s", comparison.peak, w.rows_checked(), w.rows_total());
+    const std::string peak = comparison.peak > 0 ? fmt::format("{} thread{}, peak {:.0f} GFLOP/s, ", threads,
+                                                               threads == 1 ? "" : "s", comparison.peak)
+                                                 : "";
+    fmt::print("{}{} of {} rows checked against float64\n\n", peak, w.rows_checked(), w.rows_total());
 }
 
 void print_comparison(const Workload &w, const Comparison &comparison, int threads) {
@@ -464,10 +513,14 @@ void run_compare(const CompareOptions &options, Status &status) {
     options.common.check_json();
     if (options.rounds < 1) fail("--rounds={}: expected at least 1", options.rounds);
     if (!(options.time_limit > 0)) fail("--time-limit={}: expected seconds above 0", options.time_limit);
-    const auto thread_counts = options.common.thread_counts();
+    auto thread_counts = options.common.thread_counts();
+    if (filter.device != ATTUNE_CPU) thread_counts.resize(1); // of the host: a device kernel uses one
     const auto jobs = make_jobs(options);
     const Machine machine = detect_machine();
-    fmt::print("{}, {} core{}, {}\n\n", machine.cpu, machine.cores, machine.cores == 1 ? "" : "s", attune_isa());
+    if (filter.device == ATTUNE_CPU)
+        fmt::print("{}, {} core{}, {}\n\n", machine.cpu, machine.cores, machine.cores == 1 ? "" : "s", attune_isa());
+    else
+        fmt::print("{}\n\n", default_device(filter.device));
 
     std::vector<ResultRow> rows;
     bool wrong = false;

@@ -1,6 +1,7 @@
 // attune info: the machine, the registry, and what is inside a kernel.
 #include "commands.h"
 
+#include "attune/device.h"
 #include "lib/error.h"
 #include "lib/manifest.h"
 
@@ -15,7 +16,7 @@ namespace {
 struct InfoOptions {
     std::string kernel, diff, json;
     std::vector<std::string> strategies;
-    bool schedule = false, stmt = false, assembly = false;
+    bool schedule = false, stmt = false, assembly = false, device_code = false;
     bool mlir = false;
     std::string step = "payload"; // of the lowering: what --mlir prints
 };
@@ -86,6 +87,17 @@ std::string runs_here(const attune_kernel &k) {
     return reason ? reason : "";
 }
 
+nlohmann::json code_json(const attune_kernel &k) {
+    nlohmann::json code = nlohmann::json::array();
+    for (int64_t i = 0; i < k.num_code; ++i) {
+        const attune_device_code &c = k.code[i];
+        nlohmann::json j{{"function", c.function}, {"arch", c.arch}, {"threads", c.threads}, {"shared_bytes", c.shared_bytes}};
+        if (c.registers >= 0) j["registers"] = c.registers, j["spill_bytes"] = c.spill_bytes;
+        code.push_back(j);
+    }
+    return code;
+}
+
 nlohmann::json kernel_json(const attune_kernel &k) {
     const auto params = nlohmann::json::parse(k.params ? k.params : "", nullptr, false);
     nlohmann::json phases = nlohmann::json::array();
@@ -105,7 +117,40 @@ nlohmann::json kernel_json(const attune_kernel &k) {
             {"params", params.is_discarded() ? nlohmann::json() : params},
             {"why", k.why ? k.why : ""},
             {"phases", phases},
+            {"code", code_json(k)},
             {"why_not", runs_here(k)}};
+}
+
+// The devices of each kind, a line each, or why there are none; `json` gets the same.
+std::string device_lines(nlohmann::json &json) {
+    std::string text;
+    for (attune_device device : {ATTUNE_OPENCL, ATTUNE_VULKAN, ATTUNE_CUDA}) {
+        const std::string kind = device_name(device);
+        int64_t count = 0;
+        if (attune_device_count(device, &count) != ATTUNE_OK) {
+            text += fmt::format("{:<11}none: {}\n", kind, attune_last_error());
+            json.push_back({{"device", kind}, {"why_not", attune_last_error()}});
+            continue;
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            attune_device_info d;
+            attune_device_info_init(&d);
+            if (attune_device_describe(device, i, &d) != ATTUNE_OK) continue;
+            std::string limits = fmt::format("memory {}, buffers up to {}, {} of shared memory and {} threads a workgroup",
+                                             format_bytes(double(d.memory_bytes)),
+                                             format_bytes(double(d.max_buffer_bytes)),
+                                             format_bytes(double(d.shared_bytes)), d.max_threads);
+            if (d.compute_units) limits += fmt::format(", {} compute units", d.compute_units);
+            text += fmt::format("{:<11}{} ({}){}{}\n{:<11}{}\n", kind, d.name, d.driver,
+                                d.is_software ? ", a CPU" : "", d.is_default && count > 1 ? ", used" : "", "", limits);
+            json.push_back({{"device", kind}, {"name", d.name}, {"driver", d.driver}, {"software", d.is_software != 0},
+                            {"used", d.is_default != 0}, {"memory_bytes", d.memory_bytes},
+                            {"max_buffer_bytes", d.max_buffer_bytes}, {"shared_bytes", d.shared_bytes},
+                            {"max_threads", d.max_threads}, {"compute_units", d.compute_units},
+                            {"clock_khz", d.clock_khz}, {"capability", d.capability}});
+        }
+    }
+    return text;
 }
 
 void show_machine_and_registry(const InfoOptions &options) {
@@ -133,6 +178,9 @@ void show_machine_and_registry(const InfoOptions &options) {
     fmt::print("reading    {:.1f} GB/s on one core, {:.1f} on all (measured: memory outside the caches)\n", read_one,
                calibration.read);
 
+    nlohmann::json devices_json = nlohmann::json::array();
+    fmt::print("{}", device_lines(devices_json));
+
     KernelFilter filter;
     filter.strategies = options.strategies;
     filter.check_names();
@@ -147,25 +195,22 @@ void show_machine_and_registry(const InfoOptions &options) {
                  {"tile", left},
                  {"traits", left},
                  {"runs here", left}});
-    std::string devices;
     for (const attune_kernel *k : all_kernels()) {
-        const std::string device = device_name(k->device);
-        if (devices.find(device) == std::string::npos) devices += (devices.empty() ? "" : ", ") + device;
         filter.device = k->device;
         if (!filter.accepts(*k)) continue;
         const std::string reason = runs_here(*k);
-        table.add({k->name, k->strategy, k->backend, k->device == ATTUNE_CPU ? k->isa : device, kernel_dtypes(*k),
+        table.add({k->name, k->strategy, k->backend, k->isa, kernel_dtypes(*k),
                    kernel_features(*k), tile_params(k->params), trait_names(k->traits),
                    reason.empty() ? "yes" : "no: " + reason});
         kernels.push_back(kernel_json(*k));
     }
-    fmt::print("devices    {}\n\n{} kernels\n\n{}", devices.empty() ? "none: no kernel is linked" : devices,
-               table.size(), table.text());
+    fmt::print("\n{} kernels\n\n{}", table.size(), table.text());
     fmt::print("\nattune info KERNEL tells more about one of them.\n");
     if (!options.json.empty()) {
         auto json = to_json(machine, attune_isa(), calibration, {});
         json.erase("rows");
         json["kernels"] = std::move(kernels);
+        json["devices"] = std::move(devices_json);
         write_json(options.json, json);
     }
 }
@@ -213,11 +258,22 @@ std::string facts(const attune_kernel &k) {
     p.dk = std::clamp<int64_t>(64, k.dk_min, k.dk_max);
     p.dv = std::clamp<int64_t>(64, k.dv_min, k.dv_max);
     const auto bytes = [&p](size_t (*size)(const attune_problem *)) { return size ? double(size(&p)) : 0.0; };
-    line("memory",
+    if (k.device != ATTUNE_CPU)
+        line("memory", fmt::format("{} of workspace on the device (h8 n1024 d{}/{})", format_bytes(bytes(k.shared_bytes)),
+                                   p.dk, p.dv));
+    else
+        line("memory",
          fmt::format(
              "{} for each group in flight, and for each thread {} of workspace and {} of stack (h8 n1024 d{}/{})",
              format_bytes(bytes(k.shared_bytes)), format_bytes(bytes(k.scratch_bytes)),
              format_bytes(bytes(k.stack_bytes)), p.dk, p.dv));
+    for (int64_t i = 0; i < k.num_code; ++i) {
+        const attune_device_code &c = k.code[i];
+        std::string text = fmt::format("{}{}{}: {} threads, {} of shared memory", c.function, *c.arch ? " " : "", c.arch,
+                                       c.threads, format_bytes(double(c.shared_bytes)));
+        if (c.registers >= 0) text += fmt::format(", {} registers, {} bytes spilled", c.registers, c.spill_bytes);
+        line(i ? "" : "code", text);
+    }
     const std::string reason = runs_here(k);
     line("runs here", reason.empty() ? "yes" : "no: " + reason);
     line("why", k.why ? k.why : "");
@@ -226,7 +282,9 @@ std::string facts(const attune_kernel &k) {
 
 std::string artefact(const attune_kernel &k, const std::string &kind) {
     const bool by_mlir = std::string_view(k.backend) == "mlir";
-    if (!by_mlir && kind != "schedule" && kind != "stmt" && kind != "asm")
+    if (kind == "device" && k.device == ATTUNE_CPU)
+        fail("--device-code: {} is for the CPU; expected a kernel for a device", k.name);
+    if (!by_mlir && kind != "schedule" && kind != "stmt" && kind != "asm" && kind != "device")
         fail("--mlir: {} is made by {}; expected a kernel made by mlir", k.name, k.backend);
     std::string text;
     for (const ManifestPhase &phase : manifest_phases(manifest_path(), k.name)) {
@@ -258,13 +316,15 @@ void print_side_by_side(const std::string &a, const std::string &b) {
 
 void run_info(const InfoOptions &options) {
     if (!options.json.empty()) check_writable(options.json);
-    const bool wants_artefact = options.schedule || options.stmt || options.assembly || options.mlir;
+    const bool wants_artefact =
+        options.schedule || options.stmt || options.assembly || options.mlir || options.device_code;
     if (options.kernel.empty()) {
         if (wants_artefact || !options.diff.empty())
             fail("info: --{} without KERNEL; expected a kernel's name first", !options.diff.empty() ? "diff"
                                                                               : options.schedule    ? "schedule"
                                                                               : options.stmt        ? "stmt"
                                                                               : options.mlir        ? "mlir"
+                                                                              : options.device_code ? "device-code"
                                                                                                     : "asm");
         show_machine_and_registry(options);
         return;
@@ -275,6 +335,7 @@ void run_info(const InfoOptions &options) {
     if (options.schedule) kinds.push_back("schedule");
     if (options.stmt) kinds.push_back("stmt");
     if (options.assembly) kinds.push_back("asm");
+    if (options.device_code) kinds.push_back("device");
     if (!options.json.empty()) write_json(options.json, kernel_json(k));
     if (options.diff.empty()) {
         fmt::print("{}", facts(k));
@@ -299,6 +360,8 @@ void add_info(CLI::App &app, Status &) {
     command->add_flag("--schedule", options->schedule, "Its loop nest, phase by phase");
     command->add_flag("--stmt", options->stmt, "Its lowered statement");
     command->add_flag("--asm", options->assembly, "Its assembly");
+    command->add_flag("--device-code,--ptx", options->device_code,
+                      "What it gives to the device's driver: PTX, OpenCL C or SPIR-V (binary)");
     command
         ->add_option(
             "--mlir", options->step,

@@ -1,7 +1,11 @@
 // The generator program: runs one generator and writes what it makes.
 //
-//   attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] [--emit
-//   schedule|stmt|asm --output FILE]
+//   attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] [--launches FILE]
+//   [--emit schedule|stmt|asm|device --output FILE]
+//   attune-halide-gen --runtime FILE TARGET
+//
+// --launches writes a line for each kernel that the function launches on a device: name, threads of a workgroup, bytes
+// of shared memory. `device` is the code for the device: PTX, OpenCL C or SPIR-V.
 //
 // Halide's own driver knows neither how much memory a kernel takes for itself nor how to print a loop nest; both are
 // wanted in the registry.
@@ -100,18 +104,46 @@ int64_t bytes_at(const Expr &e, int64_t keys, int64_t features) {
     fail("the size of an allocation depends on more than the keys and the features of V: " + text.str());
 }
 
+// The launches in a lowered function: halide_cuda_run(context, state, name, 3 x workgroups, 3 x threads, shared …).
+class Launches : public Internal::IRVisitor {
+  public:
+    using IRVisitor::visit;
+    std::ostringstream text;
+
+    void visit(const Internal::Call *op) override {
+        IRVisitor::visit(op);
+        const bool launch = op->name.rfind("halide_", 0) == 0 && op->args.size() > 9 &&
+                            op->name.size() > 4 && op->name.compare(op->name.size() - 4, 4, "_run") == 0;
+        const auto *name = launch ? op->args[2 - shift(op)].as<Internal::StringImm>() : nullptr;
+        if (!name) return;
+        int64_t threads = 1;
+        const size_t first = 6 - shift(op);
+        for (size_t i = first; i < first + 3; i++) threads *= constant(op->args[i]);
+        text << name->value << " " << threads << " " << constant(op->args[first + 3]) << "\n";
+    }
+
+  private:
+    // Without user_context in the signature the state comes first.
+    static size_t shift(const Internal::Call *op) { return op->args[2].as<Internal::StringImm>() ? 0 : 1; }
+    static int64_t constant(const Expr &e) {
+        const auto value = Internal::as_const_int(Internal::simplify(e));
+        if (!value) fail("a workgroup's size or shared memory is not a constant");
+        return *value;
+    }
+};
+
 int run(int argc, char **argv) {
-    if (argc == 3 &&
-        std::string(argv[1]) == "--runtime") { // what all generated functions call: threads, memory, errors
-        compile_standalone_runtime(argv[2], Target("x86-64-linux-user_context"));
+    if (argc == 4 &&
+        std::string(argv[1]) == "--runtime") { // what all generated functions call: threads, memory, errors, drivers
+        compile_standalone_runtime(argv[2], Target(argv[3]));
         return 0;
     }
     if (argc < 4)
         fail("usage: attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] "
-             "[--emit schedule|stmt|asm --output FILE]");
+             "[--launches FILE] [--emit schedule|stmt|asm|device --output FILE]");
     const std::string generator = argv[1], function = argv[2];
     const Target target(argv[3]);
-    std::string object, scratch_file, emit, output;
+    std::string object, scratch_file, launches_file, emit, output;
     std::string autoscheduler, plugin;
     std::vector<std::pair<std::string, std::string>> params;
     std::map<std::string, std::string> autoscheduler_params;
@@ -124,6 +156,8 @@ int run(int argc, char **argv) {
             object = value();
         else if (arg == "--scratch")
             scratch_file = value();
+        else if (arg == "--launches")
+            launches_file = value();
         else if (arg == "--emit")
             emit = value();
         else if (arg == "--output")
@@ -180,12 +214,23 @@ int run(int argc, char **argv) {
         pipeline.compile_to_assembly(output, args, function, target);
         return 0;
     }
-    if (!emit.empty()) fail("--emit " + emit + ": expected schedule, stmt or asm");
+    if (emit == "device") {
+        if (!target.has_gpu_feature()) fail("--emit device: the target " + target.to_string() + " has no device");
+        Module module = pipeline.compile_to_module(args, function, target, LinkageType::External);
+        module.compile({{OutputFileType::device_code, output}});
+        return 0;
+    }
+    if (!emit.empty()) fail("--emit " + emit + ": expected schedule, stmt, asm or device");
 
     auto *scratch = new Scratch;
     pipeline.add_custom_lowering_pass(scratch, [] {});
     Module module = pipeline.compile_to_module(args, function, target, LinkageType::External);
     if (!object.empty()) module.compile({{OutputFileType::object, object}});
+    if (!launches_file.empty()) {
+        Launches launches;
+        for (const Internal::LoweredFunc &f : module.functions()) f.body.accept(&launches);
+        std::ofstream(launches_file) << launches.text.str();
+    }
     if (!scratch_file.empty()) {
         // Kernels with threads of their own take memory from the heap, as much as they like.
         if (!target.has_feature(Target::UserContext)) scratch->heap.clear();

@@ -38,7 +38,8 @@ typedef enum attune_status {
     ATTUNE_UNSUPPORTED = 2,   /* legal, but no linked kernel does it; the message says why each kernel cannot */
     ATTUNE_OUT_OF_MEMORY = 3, /* a plan or a module could not be allocated */
     ATTUNE_KERNEL_FAILED = 4, /* a kernel reported an error; outputs are undefined */
-    ATTUNE_IO_ERROR = 5       /* a file could not be read, or is not what it should be */
+    ATTUNE_IO_ERROR = 5,      /* a file could not be read, or is not what it should be */
+    ATTUNE_DEVICE_ERROR = 6   /* no driver, no such device, or the driver reported an error */
 } attune_status;
 
 typedef enum attune_dtype {
@@ -51,7 +52,9 @@ typedef enum attune_dtype {
 
 typedef enum attune_device { ATTUNE_CPU = 0, ATTUNE_OPENCL = 1, ATTUNE_VULKAN = 2, ATTUNE_CUDA = 3 } attune_device;
 
-/* A view of memory that the caller owns. stride is in elements. Strides of dimensions of extent 1 are ignored. */
+/* A view of memory that the caller owns. stride is in elements. Strides of dimensions of extent 1 are ignored.
+ * data of a tensor on a device is a device address (attune/device.h). In a problem for a device, tensors on the host
+ * (ATTUNE_CPU) are copied in and out by each run; those on the device stay there. */
 typedef struct attune_tensor {
     void *data;
     attune_dtype dtype;
@@ -133,13 +136,15 @@ ATTUNE_API void attune_plan_options_init(attune_plan_options *options);
 ATTUNE_API attune_status attune_plan_create(const attune_problem *problem, const attune_plan_options *options,
                                             attune_plan **plan);
 ATTUNE_API void attune_plan_destroy(attune_plan *plan);
-ATTUNE_API size_t attune_plan_workspace(const attune_plan *plan); /* bytes that a run needs; any alignment */
+/* Bytes that a run needs; any alignment. For a device: memory on that device (attune_device_malloc). */
+ATTUNE_API size_t attune_plan_workspace(const attune_plan *plan);
 ATTUNE_API size_t attune_plan_scratch(const attune_plan *plan); /* of these (or of the stack), bytes for each thread */
 ATTUNE_API const char *attune_plan_kernel(const attune_plan *plan);  /* name of the chosen kernel */
 ATTUNE_API const char *attune_plan_explain(const attune_plan *plan); /* a line for each kernel: chosen, or why not */
 ATTUNE_API const attune_problem *attune_plan_problem(const attune_plan *plan);
 
-/* Checks everything, then runs. Nothing is written unless all checks pass. workspace may be NULL if its size is 0. */
+/* Checks everything, then runs. Nothing is written unless all checks pass. workspace may be NULL if its size is 0. On a
+ * device the work is only queued where all tensors are there already; attune_device_synchronize waits for it. */
 ATTUNE_API attune_status attune_run(const attune_plan *plan, const attune_tensors *tensors, void *workspace,
                                     size_t workspace_size);
 

@@ -6,6 +6,11 @@
  * Groups have nothing to do with each other. The runtime decides how many are in flight, each in memory of its own. A
  * phase is serial over a range of a group's tasks; the runtime's parallel-for is the only place with threads. A phase
  * of a group begins when the one before is done. All int64.
+ *
+ * A kernel for a device is the same, but for the whole problem at once (group is 0): its phases have one task, which
+ * queues work on the calling thread's queue of that device (attune/device.h). It sees all tensors on the device, and
+ * device memory as its shared workspace; kv_len, offsets, alibi_slopes and sinks stay arrays of the host, and scratch is
+ * NULL.
  */
 #ifndef ATTUNE_KERNEL_H
 #define ATTUNE_KERNEL_H
@@ -16,7 +21,7 @@
 extern "C" {
 #endif
 
-#define ATTUNE_KERNEL_ABI 1
+#define ATTUNE_KERNEL_ABI 2
 
 /* What a phase gets to see. Everything is validated: shapes agree, optional tensors are there if their flag is set. */
 typedef struct attune_args {
@@ -25,7 +30,7 @@ typedef struct attune_args {
     const attune_tensors *tensors;
     float scale;   /* resolved: the problem's, or 1/sqrt(dk) */
     int64_t group; /* b * Hkv + kv head; b for kernels with threads of their own */
-    void *shared;  /* memory that the group's phases share, 64-byte aligned; what an earlier group left is in it */
+    void *shared;  /* memory that the group's phases share, 64-byte aligned (device: 256); what an earlier group left is in it */
 } attune_args;
 
 /* Runs tasks [begin, end) of the group. scratch: the calling thread's own, 64-byte aligned. Returns 0, or an error of
@@ -46,10 +51,19 @@ enum {
     ATTUNE_TRAIT_ON_REQUEST = 1u << 3 /* the planner takes it only when asked for by name (steps of a demonstration) */
 };
 
+/* What an assembler says of one function of a device kernel, for one architecture. */
+typedef struct attune_device_code {
+    const char *function, *arch; /* arch: sm_80 …; "" where it is the same for all */
+    int64_t threads;             /* of a workgroup */
+    int64_t registers, spill_bytes; /* of a thread; -1: unknown */
+    int64_t shared_bytes;           /* of a workgroup */
+} attune_device_code;
+
 typedef struct attune_kernel {
     size_t struct_size;
     uint32_t abi; /* ATTUNE_KERNEL_ABI */
-    const char *name, *strategy, *backend, *isa;
+    const char *name, *strategy, *backend;
+    const char *isa; /* of a device: sm_80 …, opencl, vulkan */
     attune_device device;
     attune_dtype q_dtype, kv_dtype, o_dtype;
     int64_t dk, dv;                         /* the sizes it is specialised for; 0: any, at run time */
@@ -65,6 +79,8 @@ typedef struct attune_kernel {
     size_t (*shared_bytes)(const attune_problem *problem);  /* for each group in flight */
     size_t (*scratch_bytes)(const attune_problem *problem); /* for each thread, from the workspace */
     size_t (*stack_bytes)(const attune_problem *problem);   /* for each thread, from its stack */
+    const attune_device_code *code;                         /* of a device kernel, where it is known */
+    int64_t num_code;
 } attune_kernel;
 
 /* The run-time registry: built-in kernels, then those registered later. */
@@ -72,10 +88,10 @@ ATTUNE_API int64_t attune_num_kernels(void);
 ATTUNE_API const attune_kernel *attune_kernel_at(int64_t index); /* NULL if out of range */
 ATTUNE_API const attune_kernel *attune_find_kernel(const char *name);
 ATTUNE_API attune_status attune_register_kernel(const attune_kernel *kernel);
-/* NULL if `kernel` can run `problem` on this CPU, otherwise the reason (valid until the thread's next call). */
+/* NULL if `kernel` can run `problem` on this CPU or device, otherwise the reason (valid until the thread's next call). */
 ATTUNE_API const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem);
 
-/* Whether the runs of this thread measure their phases. Off by default: where groups are small, reading the clock for
+/* Whether the runs of this thread measure their phases (on a device, a run then waits for each of them). Off by default: where groups are small, reading the clock for
  * each phase of each costs more than a tenth. */
 ATTUNE_API void attune_time_phases(int on);
 /* The time of each phase in the last attune_run of this thread that measured them, in seconds: of all workers

@@ -226,7 +226,7 @@ TEST_F(Contract_3_14, wrong_runs) {
         const Plan plan = make_plan(bed.p, name, "", 2, why);
         ASSERT_TRUE(plan) << why;
         const size_t size = attune_plan_workspace(plan.get());
-        const Buffer workspace(size, Guard::end);
+        const Workspace workspace(device_under_test(), size, Guard::end);
         // Unchanged, the call is right.
         Call right = right_call(bed);
         connect(right);
@@ -257,7 +257,7 @@ TEST_F(Contract_3_14, tensors_that_were_not_asked_for) {
     std::string why;
     const Plan plan = make_plan(plain.p, "", "", 1, why);
     ASSERT_TRUE(plan) << why;
-    const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+    const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
     const Mutation kGiven[] = {
         {"mask", [&](Call &c) { c.t.mask = &bed.mask.t; }, {"tensors.mask is given", "ATTUNE_MASK"}},
         {"bias", [&](Call &c) { c.t.bias = &bed.bias.t; }, {"tensors.bias is given", "ATTUNE_BIAS"}},

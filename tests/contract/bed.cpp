@@ -63,8 +63,24 @@ Running::~Running() {
     std::strcpy(running, "the test's own code");
 }
 
+attune_device device_under_test() {
+    static const attune_device device = [] {
+        const char *name = std::getenv("ATTUNE_TEST_DEVICE");
+        return name && *name ? parse_device(name) : ATTUNE_CPU;
+    }();
+    return device;
+}
+
+std::string device_missing() {
+    int64_t count = 0;
+    if (device_under_test() == ATTUNE_CPU || attune_device_count(device_under_test(), &count) == ATTUNE_OK) return "";
+    return attune_last_error();
+}
+
 const std::string &isa_under_test() {
     static const std::string isa = [] {
+        for (const attune_kernel *k : all_kernels())
+            if (k->device != ATTUNE_CPU && k->device == device_under_test()) return std::string(k->isa);
         if (const char *forced = std::getenv("ATTUNE_ISA"); forced && *forced) return std::string(forced);
         // The planner puts the best ISA first.
         attune_problem p;
@@ -81,7 +97,7 @@ const std::vector<const attune_kernel *> &kernels_under_test() {
     static const std::vector<const attune_kernel *> kernels = [] {
         std::vector<const attune_kernel *> some;
         for (const attune_kernel *k : all_kernels())
-            if (k->device == ATTUNE_CPU && k->isa == isa_under_test()) some.push_back(k);
+            if (k->device == device_under_test() && k->isa == isa_under_test()) some.push_back(k);
         return some;
     }();
     return kernels;
@@ -99,7 +115,8 @@ int64_t knob(const attune_kernel &k, const char *name, int64_t otherwise) {
 
 void ContractTest::SetUp() {
     stretched = 0;
-    if (attune_isa() != isa_under_test() && std::getenv("ATTUNE_ISA"))
+    if (const std::string why = device_missing(); !why.empty()) GTEST_SKIP() << why;
+    if (device_under_test() == ATTUNE_CPU && attune_isa() != isa_under_test() && std::getenv("ATTUNE_ISA"))
         GTEST_SKIP() << "this CPU lacks " << isa_under_test() << "; it offers " << attune_isa() << " at most";
     ASSERT_FALSE(kernels_under_test().empty()) << "no kernel of the registry is built for " << isa_under_test();
 }
@@ -127,7 +144,8 @@ std::vector<Group> groups(const Case &c, Fit fit) {
         const Case mine = fit == Fit::stated ? c : adapt(c, *k);
         const bool longer = mine.N != c.N || mine.M != c.M || mine.Hq != c.Hq;
         if (longer && !stretch) continue;
-        const attune_problem p = to_problem(mine);
+        attune_problem p = to_problem(mine);
+        p.device = device_under_test();
         if (attune_kernel_refuses(k, &p)) continue;
         stretched_now = stretched_now || longer;
         const auto found = std::find_if(all.begin(), all.end(), [&](const Group &g) { return g.c == mine; });
@@ -267,6 +285,7 @@ bool Array::all_pattern() const {
 
 Bed::Bed(const Case &stated, uint64_t seed, const Places &places, Guard guard)
     : c(stated), p(to_problem(stated)), places_(places), guard_(guard), seed_(seed) {
+    p.device = device_under_test();
     enum Stream : uint64_t { kQ = 1, kK, kV, kMask, kBias, kSink };
     q = Array(c.dtype, {c.B, c.Hq, c.N, c.dk}, places.q, guard, false);
     k = Array(c.kv_dtype, {c.B, c.Hkv, c.M, c.dk}, places.k, guard, false);
@@ -438,23 +457,41 @@ bool run(const attune_kernel &kernel, Bed &bed, const RunOptions &options) {
         ADD_FAILURE() << what << ": the plan took " << attune_plan_kernel(plan.get()) << " instead";
         return false;
     }
-    const size_t size = attune_plan_workspace(plan.get());
-    const Buffer workspace(size + options.shift, options.guard);
-    std::memset(workspace.data(), options.fill, size + options.shift);
     bed.reset_outputs();
-    const attune_tensors tensors = bed.tensors();
-    // With the guard at the end, the shift is left free behind the workspace, otherwise before it.
-    char *begin = workspace.as<char>() + (options.guard == Guard::end ? 0 : options.shift);
-    const attune_status status = attune_run(plan.get(), &tensors, begin, size);
-    if (status != ATTUNE_OK) {
-        ADD_FAILURE() << what << ": " << attune_status_string(status) << ": " << attune_last_error();
-        return false;
-    }
     bool ok = true;
-    const auto expect = [&](bool good, const char *fault) {
+    const auto expect = [&](bool good, const std::string &fault) {
         if (!good) ADD_FAILURE() << what << ": " << fault;
         ok = ok && good;
     };
+    const size_t size = attune_plan_workspace(plan.get());
+    const attune_tensors tensors = bed.tensors();
+    const auto succeeded = [&](attune_status status) {
+        expect(status == ATTUNE_OK, fmt::format("{}: {}", attune_status_string(status), attune_last_error()));
+        return ok;
+    };
+    if (device_under_test() != ATTUNE_CPU) {
+        const DeviceMemory workspace(device_under_test(), size + options.shift + 256);
+        workspace.fill(options.fill);
+        char *begin = workspace.data() + options.shift;
+        if (options.stay) {
+            DeviceTensors on_device(device_under_test(), tensors);
+            if (!succeeded(attune_run(plan.get(), &on_device.tensors(), begin, size))) return false;
+            if (!succeeded(attune_device_synchronize(device_under_test()))) return false;
+            on_device.fetch_outputs();
+        } else if (!succeeded(attune_run(plan.get(), &tensors, begin, size))) {
+            return false;
+        }
+        expect(bed.gaps_intact(), "it wrote between or beside the elements of an output");
+        expect(workspace.holds(0, options.shift, options.fill) &&
+                   workspace.holds(options.shift + size, workspace.size(), options.fill),
+               "it wrote beside its workspace");
+        return ok;
+    }
+    const Buffer workspace(size + options.shift, options.guard);
+    std::memset(workspace.data(), options.fill, size + options.shift);
+    // With the guard at the end, the shift is left free behind the workspace, otherwise before it.
+    char *begin = workspace.as<char>() + (options.guard == Guard::end ? 0 : options.shift);
+    if (!succeeded(attune_run(plan.get(), &tensors, begin, size))) return false;
     expect(bed.gaps_intact(), "it wrote between or beside the elements of an output");
     expect(workspace.slack_intact(), "it wrote beside its workspace");
     const char *slack = workspace.as<char>() + (options.guard == Guard::end ? size : 0);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "lib/case.h"
+#include "lib/device_memory.h"
 #include "lib/inputs.h"
 #include "lib/numbers.h"
 #include "lib/reference.h"
@@ -27,17 +28,22 @@ using tools::Guard;
 using tools::Layout;
 using tools::Random;
 using tools::Reference;
+using tools::Workspace;
 
-// The ISA under test: ATTUNE_ISA, or the best one of the registry that this CPU has.
+// The device under test: ATTUNE_TEST_DEVICE (opencl, vulkan or cuda), or the CPU.
+attune_device device_under_test();
+// Empty, or why it cannot be tested here.
+std::string device_missing();
+// The ISA under test: ATTUNE_ISA, or the best one of the registry that this CPU has. On a device, what its kernels have.
 const std::string &isa_under_test();
-// The registry's CPU kernels of exactly that ISA.
+// The registry's kernels of exactly that ISA on that device.
 const std::vector<const attune_kernel *> &kernels_under_test();
 // Keeps no N*M scores, and the planner may take it by itself: flash, rowstrip, split_kv, and what comes after them.
 bool is_fused(const attune_kernel &kernel);
 // A number among the kernel's knobs.
 int64_t knob(const attune_kernel &kernel, const char *name, int64_t otherwise);
 
-// Skips the test, with a message, on a CPU that lacks the ISA under test.
+// Skips the test, with a message, on a CPU that lacks the ISA under test, and where the device is missing.
 class ContractTest : public ::testing::Test {
   protected:
     void SetUp() override;
@@ -161,6 +167,7 @@ struct RunOptions {
     Guard guard = Guard::end;
     int fill = 0xff;  // of the workspace before the run
     size_t shift = 0; // bytes off the workspace's alignment
+    bool stay = false; // on a device: tensors of the device, not of the host
 };
 
 // Plans and runs; outputs are reset before. Anything but success is a test failure. False then.

@@ -62,7 +62,7 @@ TEST_F(Contract_3_13, workspace_one_byte_short) {
                 ASSERT_TRUE(plan) << why;
                 const size_t size = attune_plan_workspace(plan.get());
                 if (size == 0) continue;
-                const Buffer workspace(size, Guard::end);
+                const Workspace workspace(device_under_test(), size, Guard::end);
                 bed.reset_outputs();
                 const attune_tensors t = bed.tensors();
                 EXPECT_EQ(attune_run(plan.get(), &t, workspace.data(), size - 1), ATTUNE_INVALID_ARGUMENT);
@@ -87,7 +87,7 @@ void expect_no_allocation(const std::string &text, const std::function<void(Bed 
                 std::string why;
                 const Plan plan = make_plan(bed.p, k->name, "", threads, why);
                 ASSERT_TRUE(plan) << why;
-                const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+                const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
                 const attune_tensors t = bed.tensors();
                 ASSERT_EQ(attune_run(plan.get(), &t, workspace.data(), workspace.size()), ATTUNE_OK);
                 const int64_t before = allocations();
@@ -146,7 +146,7 @@ TEST_F(Contract_3_13, plan_shared_by_eight_threads) {
                         callers.emplace_back([&, n] {
                             Bed &bed = *beds[size_t(n)];
                             const std::vector<uint32_t> alone = bed.bits();
-                            const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+                            const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
                             const attune_tensors t = bed.tensors();
                             waiting--;
                             while (waiting > 0) std::this_thread::yield();
@@ -186,7 +186,7 @@ TEST_F(Contract_3_13, plan_outlives_what_it_was_made_from) {
     const attune_kernel *k = attune_find_kernel(attune_plan_kernel(plan.get()));
     ASSERT_NE(k, nullptr);
     Bed mine(adapt(c, *k), 1);
-    const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+    const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
     const attune_tensors t = mine.tensors();
     ASSERT_EQ(attune_run(plan.get(), &t, workspace.data(), workspace.size()), ATTUNE_OK) << attune_last_error();
     EXPECT_TRUE(check_outputs(mine.reference(), t).ok);
@@ -206,7 +206,7 @@ TEST_F(Contract_3_13, floating_point_environment_is_left_alone) {
                     std::string why;
                     const Plan plan = make_plan(bed.p, k->name, "", 2, why);
                     ASSERT_TRUE(plan) << why;
-                    const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+                    const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
                     const attune_tensors t = bed.tensors();
                     _mm_setcsr(mode);
                     const attune_status status = attune_run(plan.get(), &t, workspace.data(), workspace.size());

@@ -288,7 +288,7 @@ TEST_F(Contract_3_9, nothing_to_do) {
             const Plan plan = make_plan(bed.p, name, "", 2, why);
             ASSERT_TRUE(plan) << text << " by '" << name << "': " << why;
             bed.reset_outputs();
-            const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+            const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
             const attune_tensors t = bed.tensors();
             EXPECT_EQ(attune_run(plan.get(), &t, workspace.data(), workspace.size()), ATTUNE_OK)
                 << text << " by '" << name << "': " << attune_last_error();

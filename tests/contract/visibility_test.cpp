@@ -155,7 +155,7 @@ TEST_F(Contract_3_7, one_plan_for_every_length) {
             std::string why;
             const Plan plan = make_plan(bed.p, k->name, "", 1, why);
             ASSERT_TRUE(plan) << why;
-            const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+            const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
             for (int64_t length = 0; length <= bed.p.M; length += bed.p.M > 40 ? 16 : 1) {
                 bed.kv_len[0] = length;
                 bed.reset_outputs();

@@ -1,6 +1,7 @@
 // The registry and single checked runs.
 #include "runner.h"
 
+#include "device_memory.h"
 #include "error.h"
 
 #include <algorithm>
@@ -80,6 +81,19 @@ std::string device_name(attune_device device) {
     return "?";
 }
 
+std::string default_device(attune_device device) {
+    int64_t count = 0;
+    if (attune_device_count(device, &count) != ATTUNE_OK) return fmt::format("{}: {}", device_name(device), attune_last_error());
+    for (int64_t i = 0; i < count; ++i) {
+        attune_device_info info;
+        attune_device_info_init(&info);
+        if (attune_device_describe(device, i, &info) == ATTUNE_OK && info.is_default)
+            return fmt::format("{} device {} ({}){}", device_name(device), info.name, info.driver,
+                               info.is_software ? ", a CPU" : "");
+    }
+    return fmt::format("{}: no default device", device_name(device));
+}
+
 std::string kernel_dtypes(const attune_kernel &k) {
     std::string s(dtype_name(k.q_dtype));
     if (k.kv_dtype != k.q_dtype) s += fmt::format(" (kv {})", dtype_name(k.kv_dtype));
@@ -112,7 +126,9 @@ KernelCheck check_kernel(const attune_kernel &kernel, Inputs &inputs, const Refe
         if (check.verdict.why.empty()) check.verdict.why = std::move(why);
     };
     std::string why;
-    const Plan plan = make_plan(inputs.problem(), kernel.name, "", threads, why);
+    attune_problem problem = inputs.problem();
+    problem.device = kernel.device;
+    const Plan plan = make_plan(problem, kernel.name, "", threads, why);
     if (!plan) {
         wrong("no plan, though the kernel does not refuse the problem: " + why);
         return check;
@@ -122,7 +138,7 @@ KernelCheck check_kernel(const attune_kernel &kernel, Inputs &inputs, const Refe
         return check;
     }
     check.workspace = attune_plan_workspace(plan.get());
-    const Buffer workspace(check.workspace, guard);
+    const Workspace workspace(kernel.device, check.workspace, guard);
     inputs.reset_outputs();
     const attune_status status = attune_run(plan.get(), &inputs.tensors(), workspace.data(), check.workspace);
     if (status != ATTUNE_OK) {

@@ -46,24 +46,43 @@ inline Expr soft_cap(const Expr &s, const Expr &cap) {
     return cap * select(a < 0.25f, near, select(x < 0.0f, -far, far));
 }
 
-// The score of key p * panel + j after soft cap, ALiBi, bias and mask, in this order (contract 3.5).
+// What happens to one score after the matmul (contract 3.5), wherever the pieces come from.
+struct ScoreTerms {
+    Expr visible; // by structure: an interval of keys
+    Expr use_mask, mask;
+    Expr use_bias, bias_bits; // of a float
+    Expr use_softcap, softcap;
+    Expr use_alibi, slope, distance; // |position - key|
+};
+
+// Soft cap, ALiBi, bias and mask, in this order; kInvisible where the key is not seen.
 //
 // The bias comes as the bits of its floats: a bias of -inf masks, and under no-infinities rules the compiler turns a
 // test of a float's own bits into a comparison with infinity, which it then folds away. A NaN becomes +inf, which no
 // maximum drops: the runtime finds it in the row's state and gives the tile to the strict code.
-inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, const Expr &p, const Expr &r) {
+inline Expr shaped_score(const ScoreTerms &t, const Expr &score) {
     const Expr minus_infinity = Expr(uint32_t(0xff800000)), infinity = Expr(uint32_t(0x7f800000));
-    const Expr key = p * t.panel + j;
-    const Expr bits = t.at(t.bias, t.bias_tail, t.use_bias, j, p, r);
+    const Expr bits = t.bias_bits;
     const Expr bias = reinterpret<float>(select((bits & Expr(uint32_t(0x7fffffff))) > infinity, infinity, bits));
-    Expr visible = key >= t.lo(r) && key < t.hi(r);
-    visible = visible && (!t.use_mask || t.at(t.mask, t.mask_tail, t.use_mask, j, p, r) != cast<uint8_t>(0));
+    Expr visible = t.visible;
+    visible = visible && (!t.use_mask || t.mask != cast<uint8_t>(0));
     visible = visible && (!t.use_bias || bits != minus_infinity);
-    const Expr distance = cast<float>(abs(t.position(r) - key));
     Expr s = select(t.use_softcap, soft_cap(score, t.softcap), score);
-    s = s - select(t.use_alibi, t.slope(r) * distance, 0.0f);
+    s = s - select(t.use_alibi, t.slope * t.distance, 0.0f);
     s = s + select(t.use_bias, bias, 0.0f);
     return select(visible, max(s, kLowestVisible), kInvisible);
+}
+
+// The score of key p * panel + j.
+inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, const Expr &p, const Expr &r) {
+    const Expr key = p * t.panel + j;
+    ScoreTerms x;
+    x.visible = key >= t.lo(r) && key < t.hi(r);
+    x.use_mask = t.use_mask, x.mask = t.at(t.mask, t.mask_tail, t.use_mask, j, p, r);
+    x.use_bias = t.use_bias, x.bias_bits = t.at(t.bias, t.bias_tail, t.use_bias, j, p, r);
+    x.use_softcap = t.use_softcap, x.softcap = t.softcap;
+    x.use_alibi = t.use_alibi, x.slope = t.slope(r), x.distance = cast<float>(abs(t.position(r) - key));
+    return shaped_score(x, score);
 }
 
 inline Expr is_visible(const Expr &masked) {

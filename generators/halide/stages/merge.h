@@ -5,17 +5,22 @@
 
 #include "types.h"
 
+#include <functional>
+
 namespace attune_gen {
 
 struct Merged {
     Expr max, keep, add; // the new maximum, the factors of the old and of the new part
 };
 
-inline Merged merge_maxima(const Expr &old_max, const Expr &new_max, const Expr &unit = Expr()) {
+// `exp2` is 2^x for x <= 0; the polynomial unless given.
+inline Merged merge_maxima(const Expr &old_max, const Expr &new_max, const Expr &unit = Expr(),
+                           const std::function<Expr(Expr)> &exp2 = {}) {
     Expr m = max(old_max, new_max);
     auto factor = [&](const Expr &x) {
         Expr e = x - m;
         if (unit.defined()) e = e * unit;
+        if (exp2) return exp2(e);
         // Exactly 1 where the maximum stays: the polynomial's 1 - 7.5e-8 would be raised to the number of blocks.
         return select(e == 0.0f, 1.0f, exp2_nonpositive(e));
     };

@@ -19,10 +19,12 @@ struct Softmax {
 };
 
 // score: a Func over `dims` = {j, p, rest…}; panels of `panel` keys, those in `panels`. `unit` scales the exponent
-// (undefined: 1). weigh(score, weight) is the last word on a weight: 0 for the invisible.
+// (undefined: 1). weigh(score, weight) is the last word on a weight: 0 for the invisible. `exp2` is 2^x for x <= 0; the
+// polynomial unless given.
 inline Softmax softmax(const std::string &name, const Func &score, const std::vector<Var> &dims, int panel,
                        const RDom &panels, const Expr &unit,
-                       const std::function<Expr(Expr score, Expr weight)> &weigh) {
+                       const std::function<Expr(Expr score, Expr weight)> &weigh,
+                       const std::function<Expr(Expr)> &exp2 = exp2_nonpositive) {
     Softmax x{Func(name + "_lane_max"),
               Func(name + "_max"),
               Func(name + "_weight"),
@@ -47,7 +49,7 @@ inline Softmax softmax(const std::string &name, const Func &score, const std::ve
     const Expr s = score(join({dims[0], dims[1]}));
     Expr exponent = s - x.max(rest);
     if (unit.defined()) exponent = exponent * unit;
-    x.weight(dims) = weigh(s, exp2_nonpositive(exponent));
+    x.weight(dims) = weigh(s, exp2(exponent));
 
     x.lane_sum(lane_dims) = 0.0f;
     x.lane_sum(lane_dims) += x.weight(join({x.lane, panels.x}));
