@@ -59,7 +59,11 @@ thread_local bool time_phases = false;
 
 attune_status run_on_device(const attune_plan &plan, const attune_tensors &tensors, void *workspace) {
     const attune_kernel &k = *plan.kernel;
-    const attune_args args{sizeof(attune_args), &plan.problem, &tensors, plan.scale, 0,
+    const attune_args args{sizeof(attune_args),
+                           &plan.problem,
+                           &tensors,
+                           plan.scale,
+                           0,
                            reinterpret_cast<void *>(aligned(reinterpret_cast<size_t>(workspace), kDeviceAlign))};
     const bool timed = time_phases && k.num_phases <= int64_t(phase_seconds.size());
     num_phase_seconds = 0;
@@ -158,7 +162,9 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
             continue;
         }
         const int64_t waste = k->dk ? k->dk - p.dk + k->dv - p.dv : 0;
-        able.push_back({k, {k->device == ATTUNE_CPU ? -isa_rank(k->isa) : 0, rank(p, k->strategy), k->dk ? 0 : 1, waste, k->name}});
+        able.push_back(
+            {k,
+             {k->device == ATTUNE_CPU ? -isa_rank(k->isa) : 0, rank(p, k->strategy), k->dk ? 0 : 1, waste, k->name}});
     }
     if (able.empty()) {
         return fail(ATTUNE_UNSUPPORTED, "no kernel can do this problem:\n{}",

@@ -4,6 +4,7 @@
 #include "attune/device.h"
 #include "lib/error.h"
 #include "lib/manifest.h"
+#include "lib/roofline.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -91,7 +92,8 @@ nlohmann::json code_json(const attune_kernel &k) {
     nlohmann::json code = nlohmann::json::array();
     for (int64_t i = 0; i < k.num_code; ++i) {
         const attune_device_code &c = k.code[i];
-        nlohmann::json j{{"function", c.function}, {"arch", c.arch}, {"threads", c.threads}, {"shared_bytes", c.shared_bytes}};
+        nlohmann::json j{
+            {"function", c.function}, {"arch", c.arch}, {"threads", c.threads}, {"shared_bytes", c.shared_bytes}};
         if (c.registers >= 0) j["registers"] = c.registers, j["spill_bytes"] = c.spill_bytes;
         code.push_back(j);
     }
@@ -136,18 +138,25 @@ std::string device_lines(nlohmann::json &json) {
             attune_device_info d;
             attune_device_info_init(&d);
             if (attune_device_describe(device, i, &d) != ATTUNE_OK) continue;
-            std::string limits = fmt::format("memory {}, buffers up to {}, {} of shared memory and {} threads a workgroup",
-                                             format_bytes(double(d.memory_bytes)),
-                                             format_bytes(double(d.max_buffer_bytes)),
-                                             format_bytes(double(d.shared_bytes)), d.max_threads);
+            std::string limits =
+                fmt::format("memory {}, buffers up to {}, {} of shared memory and {} threads a workgroup",
+                            format_bytes(double(d.memory_bytes)), format_bytes(double(d.max_buffer_bytes)),
+                            format_bytes(double(d.shared_bytes)), d.max_threads);
             if (d.compute_units) limits += fmt::format(", {} compute units", d.compute_units);
-            text += fmt::format("{:<11}{} ({}){}{}\n{:<11}{}\n", kind, d.name, d.driver,
-                                d.is_software ? ", a CPU" : "", d.is_default && count > 1 ? ", used" : "", "", limits);
-            json.push_back({{"device", kind}, {"name", d.name}, {"driver", d.driver}, {"software", d.is_software != 0},
-                            {"used", d.is_default != 0}, {"memory_bytes", d.memory_bytes},
-                            {"max_buffer_bytes", d.max_buffer_bytes}, {"shared_bytes", d.shared_bytes},
-                            {"max_threads", d.max_threads}, {"compute_units", d.compute_units},
-                            {"clock_khz", d.clock_khz}, {"capability", d.capability}});
+            text += fmt::format("{:<11}{} ({}){}{}\n{:<11}{}\n", kind, d.name, d.driver, d.is_software ? ", a CPU" : "",
+                                d.is_default && count > 1 ? ", used" : "", "", limits);
+            json.push_back({{"device", kind},
+                            {"name", d.name},
+                            {"driver", d.driver},
+                            {"software", d.is_software != 0},
+                            {"used", d.is_default != 0},
+                            {"memory_bytes", d.memory_bytes},
+                            {"max_buffer_bytes", d.max_buffer_bytes},
+                            {"shared_bytes", d.shared_bytes},
+                            {"max_threads", d.max_threads},
+                            {"compute_units", d.compute_units},
+                            {"clock_khz", d.clock_khz},
+                            {"capability", d.capability}});
         }
     }
     return text;
@@ -199,9 +208,8 @@ void show_machine_and_registry(const InfoOptions &options) {
         filter.device = k->device;
         if (!filter.accepts(*k)) continue;
         const std::string reason = runs_here(*k);
-        table.add({k->name, k->strategy, k->backend, k->isa, kernel_dtypes(*k),
-                   kernel_features(*k), tile_params(k->params), trait_names(k->traits),
-                   reason.empty() ? "yes" : "no: " + reason});
+        table.add({k->name, k->strategy, k->backend, k->isa, kernel_dtypes(*k), kernel_features(*k),
+                   tile_params(k->params), trait_names(k->traits), reason.empty() ? "yes" : "no: " + reason});
         kernels.push_back(kernel_json(*k));
     }
     fmt::print("\n{} kernels\n\n{}", table.size(), table.text());
@@ -259,20 +267,36 @@ std::string facts(const attune_kernel &k) {
     p.dv = std::clamp<int64_t>(64, k.dv_min, k.dv_max);
     const auto bytes = [&p](size_t (*size)(const attune_problem *)) { return size ? double(size(&p)) : 0.0; };
     if (k.device != ATTUNE_CPU)
-        line("memory", fmt::format("{} of workspace on the device (h8 n1024 d{}/{})", format_bytes(bytes(k.shared_bytes)),
-                                   p.dk, p.dv));
+        line("memory", fmt::format("{} of workspace on the device (h8 n1024 d{}/{})",
+                                   format_bytes(bytes(k.shared_bytes)), p.dk, p.dv));
     else
         line("memory",
-         fmt::format(
-             "{} for each group in flight, and for each thread {} of workspace and {} of stack (h8 n1024 d{}/{})",
-             format_bytes(bytes(k.shared_bytes)), format_bytes(bytes(k.scratch_bytes)),
-             format_bytes(bytes(k.stack_bytes)), p.dk, p.dv));
+             fmt::format(
+                 "{} for each group in flight, and for each thread {} of workspace and {} of stack (h8 n1024 d{}/{})",
+                 format_bytes(bytes(k.shared_bytes)), format_bytes(bytes(k.scratch_bytes)),
+                 format_bytes(bytes(k.stack_bytes)), p.dk, p.dv));
     for (int64_t i = 0; i < k.num_code; ++i) {
         const attune_device_code &c = k.code[i];
-        std::string text = fmt::format("{}{}{}: {} threads, {} of shared memory", c.function, *c.arch ? " " : "", c.arch,
-                                       c.threads, format_bytes(double(c.shared_bytes)));
+        std::string text = fmt::format("{}{}{}: {} threads, {} of shared memory", c.function, *c.arch ? " " : "",
+                                       c.arch, c.threads, format_bytes(double(c.shared_bytes)));
         if (c.registers >= 0) text += fmt::format(", {} registers, {} bytes spilled", c.registers, c.spill_bytes);
         line(i ? "" : "code", text);
+    }
+    // Of the function that does the work: the first launch, assembled for each architecture.
+    if (k.device == ATTUNE_CUDA && k.num_code > 0) {
+        const auto knobs = nlohmann::json::parse(k.params ? k.params : "", nullptr, false);
+        const int64_t rows = knobs.is_object() ? knobs.value("ti", int64_t(1)) * knobs.value("ty", int64_t(1)) : 1;
+        const bool block = std::string_view(k.strategy) == "gpu_block";
+        for (int64_t i = 0; block && i < k.num_code && std::string_view(k.code[i].function) == k.code[0].function;
+             ++i) {
+            const Roofline r = estimate(k.code[i], p, rows);
+            if (r.gpu.empty()) continue;
+            line(i ? "" : "estimate",
+                 fmt::format("{} ({}): at most {:.1f} TFLOP/s, {} (h8 n1024 d{}/{}; by {}); {} workgroups = {} warps a "
+                             "multiprocessor, limited by {}",
+                             r.gpu, k.code[i].arch, r.tflops, format_seconds(r.seconds), p.dk, p.dv,
+                             r.by_memory ? "memory" : "multiply-adds", r.groups_per_unit, r.warps_per_unit, r.limit));
+        }
     }
     const std::string reason = runs_here(k);
     line("runs here", reason.empty() ? "yes" : "no: " + reason);

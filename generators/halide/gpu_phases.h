@@ -32,14 +32,14 @@ template <typename Self> class GpuPhase : public Generator<Self> {
     In<Buffer<uint32_t, 5>> bias{"bias"};                    // (j, i, h, b, z): the bits of its floats
     In<Buffer<int32_t, 2>> batch{"batch"};                   // (BatchEntry, b)
     In<Buffer<float, 2>> head{"head"};                       // (HeadEntry, h)
-    // Row i sees the keys i + low <= j < min(i + high, keys), and stands at i + position among them. These are per batch
-    // element (in `batch`) where kUseBatch is set.
+    // Row i sees the keys i + low <= j < min(i + high, keys), and stands at i + position among them. These are per
+    // batch element (in `batch`) where kUseBatch is set.
     In<int32_t> low{"low"}, high{"high"}, keys{"keys"}, position{"position"};
     In<int32_t> flags{"flags"}; // of enum Use
     In<float> softcap{"softcap"};
     In<int32_t> rows{"rows"}, num_keys{"num_keys"}, features{"features"}, columns{"columns"}, group{"group"};
-    In<float> scale{"scale"}; // times log2 e where scores are in units of log2
-    In<float> unit{"unit"};   // 2^(unit * s): 1 or log2 e
+    In<float> scale{"scale"};     // times log2 e where scores are in units of log2
+    In<float> unit{"unit"};       // 2^(unit * s): 1 or log2 e
     In<float> ln_unit{"ln_unit"}; // s * ln_unit is a natural logarithm
 
     void configure() {
@@ -88,8 +88,8 @@ template <typename Self> class GpuPhase : public Generator<Self> {
 
     // Elements, at any index: what lies outside is 0 or the nearest one.
     Expr query_at(const Expr &d, const Expr &i, const Expr &h, const Expr &b) {
-        return select(d < features,
-                      load(query(clamp(d, 0, features - 1), clamp(i, 0, rows - 1), h, b, 0)) * scale, 0.0f);
+        return select(d < features, load(query(clamp(d, 0, features - 1), clamp(i, 0, rows - 1), h, b, 0)) * scale,
+                      0.0f);
     }
     Expr key_at(const Expr &d, const Expr &j, const Expr &h, const Expr &b) {
         return select(d < features, load(key(clamp(d, 0, features - 1), safe(j), h / group, b, 0)), 0.0f);
@@ -107,9 +107,7 @@ template <typename Self> class GpuPhase : public Generator<Self> {
     }
     // The keys that row i sees, by structure: [first, end).
     Expr first_key(const Expr &i, const Expr &b) { return max(i + of_batch(kLow, b, low), 0); }
-    Expr end_key(const Expr &i, const Expr &b) {
-        return min(i + of_batch(kHigh, b, high), of_batch(kKeys, b, keys));
-    }
+    Expr end_key(const Expr &i, const Expr &b) { return min(i + of_batch(kHigh, b, high), of_batch(kKeys, b, keys)); }
 
     // Halide 21 lays out bools wrongly among Vulkan's arguments, and makes one of whatever is the same for all
     // workgroups. b >> 30 is 0, which Halide cannot know.

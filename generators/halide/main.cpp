@@ -112,8 +112,8 @@ class Launches : public Internal::IRVisitor {
 
     void visit(const Internal::Call *op) override {
         IRVisitor::visit(op);
-        const bool launch = op->name.rfind("halide_", 0) == 0 && op->args.size() > 9 &&
-                            op->name.size() > 4 && op->name.compare(op->name.size() - 4, 4, "_run") == 0;
+        const bool launch = op->name.rfind("halide_", 0) == 0 && op->args.size() > 9 && op->name.size() > 4 &&
+                            op->name.compare(op->name.size() - 4, 4, "_run") == 0;
         const auto *name = launch ? op->args[2 - shift(op)].as<Internal::StringImm>() : nullptr;
         if (!name) return;
         int64_t threads = 1;

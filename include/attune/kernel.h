@@ -9,8 +9,8 @@
  *
  * A kernel for a device is the same, but for the whole problem at once (group is 0): its phases have one task, which
  * queues work on the calling thread's queue of that device (attune/device.h). It sees all tensors on the device, and
- * device memory as its shared workspace; kv_len, offsets, alibi_slopes and sinks stay arrays of the host, and scratch is
- * NULL.
+ * device memory as its shared workspace; kv_len, offsets, alibi_slopes and sinks stay arrays of the host, and scratch
+ * is NULL.
  */
 #ifndef ATTUNE_KERNEL_H
 #define ATTUNE_KERNEL_H
@@ -30,7 +30,8 @@ typedef struct attune_args {
     const attune_tensors *tensors;
     float scale;   /* resolved: the problem's, or 1/sqrt(dk) */
     int64_t group; /* b * Hkv + kv head; b for kernels with threads of their own */
-    void *shared;  /* memory that the group's phases share, 64-byte aligned (device: 256); what an earlier group left is in it */
+    void *shared;  /* memory that the group's phases share, 64-byte aligned (device: 256); what an earlier group left is
+                      in it */
 } attune_args;
 
 /* Runs tasks [begin, end) of the group. scratch: the calling thread's own, 64-byte aligned. Returns 0, or an error of
@@ -53,8 +54,8 @@ enum {
 
 /* What an assembler says of one function of a device kernel, for one architecture. */
 typedef struct attune_device_code {
-    const char *function, *arch; /* arch: sm_80 …; "" where it is the same for all */
-    int64_t threads;             /* of a workgroup */
+    const char *function, *arch;    /* arch: sm_80 …; "" where it is the same for all */
+    int64_t threads;                /* of a workgroup */
     int64_t registers, spill_bytes; /* of a thread; -1: unknown */
     int64_t shared_bytes;           /* of a workgroup */
 } attune_device_code;
@@ -88,11 +89,12 @@ ATTUNE_API int64_t attune_num_kernels(void);
 ATTUNE_API const attune_kernel *attune_kernel_at(int64_t index); /* NULL if out of range */
 ATTUNE_API const attune_kernel *attune_find_kernel(const char *name);
 ATTUNE_API attune_status attune_register_kernel(const attune_kernel *kernel);
-/* NULL if `kernel` can run `problem` on this CPU or device, otherwise the reason (valid until the thread's next call). */
+/* NULL if `kernel` can run `problem` on this CPU or device, otherwise the reason (valid until the thread's next call).
+ */
 ATTUNE_API const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem);
 
-/* Whether the runs of this thread measure their phases (on a device, a run then waits for each of them). Off by default: where groups are small, reading the clock for
- * each phase of each costs more than a tenth. */
+/* Whether the runs of this thread measure their phases (on a device, a run then waits for each of them). Off by
+ * default: where groups are small, reading the clock for each phase of each costs more than a tenth. */
 ATTUNE_API void attune_time_phases(int on);
 /* The time of each phase in the last attune_run of this thread that measured them, in seconds: of all workers
  * together, divided by their number. Returns the number of phases. */

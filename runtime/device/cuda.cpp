@@ -166,8 +166,7 @@ class Cuda : public Backend {
         }
         for (int i = 0; i < count; i++) devices.push_back(describe(i, version));
         int wanted = 0;
-        if (const char *text = std::getenv("HL_GPU_DEVICE"))
-            wanted = std::clamp(std::atoi(text), 0, count - 1);
+        if (const char *text = std::getenv("HL_GPU_DEVICE")) wanted = std::clamp(std::atoi(text), 0, count - 1);
         if (broken(functions.primary_ctx_retain(&primary, wanted), "cuDevicePrimaryCtxRetain")) return;
         devices[size_t(wanted)].is_default = 1;
         Backend::chosen = &devices[size_t(wanted)];
@@ -198,8 +197,8 @@ class Cuda : public Backend {
             return int64_t(value);
         };
         info.capability = 10 * attribute(kMajor) + attribute(kMinor);
-        *fmt::format_to_n(info.driver, sizeof info.driver - 1, "CUDA {}.{}, sm_{}", version / 1000,
-                          version % 1000 / 10, info.capability)
+        *fmt::format_to_n(info.driver, sizeof info.driver - 1, "CUDA {}.{}, sm_{}", version / 1000, version % 1000 / 10,
+                          info.capability)
              .out = '\0';
         size_t memory = 0;
         functions.device_total_mem(&memory, device);

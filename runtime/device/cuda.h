@@ -5,7 +5,7 @@
 
 namespace attune::rt::device::cuda {
 
-using Result = int; // CUresult
+using Result = int;                 // CUresult
 using Pointer = unsigned long long; // CUdeviceptr
 
 // The driver's functions, by their present names (…_v2).

@@ -86,8 +86,7 @@ class OpenCL : public Backend {
     ~OpenCL() override { own = {nullptr, nullptr}; }
 
     attune_status use(void *context, void *queue) override {
-        if (context && !queue)
-            return fail(ATTUNE_INVALID_ARGUMENT, "queue.queue is null: expected a cl_command_queue");
+        if (context && !queue) return fail(ATTUNE_INVALID_ARGUMENT, "queue.queue is null: expected a cl_command_queue");
         theirs = {context, queue};
         return ATTUNE_OK;
     }
@@ -153,8 +152,7 @@ class OpenCL : public Backend {
                library_.get(cl.create_buffer, "clCreateBuffer", why_not) &&
                library_.get(cl.release_buffer, "clReleaseMemObject", why_not) &&
                library_.get(cl.read, "clEnqueueReadBuffer", why_not) &&
-               library_.get(cl.write, "clEnqueueWriteBuffer", why_not) &&
-               library_.get(cl.finish, "clFinish", why_not);
+               library_.get(cl.write, "clEnqueueWriteBuffer", why_not) && library_.get(cl.finish, "clFinish", why_not);
     }
 
     void open() {
@@ -167,7 +165,7 @@ class OpenCL : public Backend {
             return std::string(text ? text : "");
         };
         const std::string platform = environment("HL_OCL_PLATFORM_NAME"), type = environment("HL_OCL_DEVICE_TYPE");
-        const uint64_t types = type.empty()  ? kAllTypes
+        const uint64_t types = type.empty()    ? kAllTypes
                                : type == "cpu" ? kCpu
                                : type == "gpu" ? kGpu
                                : type == "acc" ? kAccelerator
@@ -207,8 +205,8 @@ class OpenCL : public Backend {
         own.context = cl.create_context(nullptr, 1, &ids_[best], nullptr, nullptr, &error);
         if (own.context) own.queue = cl.create_queue(own.context, ids_[best], 0, &error);
         if (!own.queue) {
-            why_not = fmt::format("OpenCL: no context and queue could be made on {}: error {}", devices[best].name,
-                                  error);
+            why_not =
+                fmt::format("OpenCL: no context and queue could be made on {}: error {}", devices[best].name, error);
             return;
         }
         if (get<uint32_t>(ids_[best], kBaseAlign) > 8 * kAlign) {

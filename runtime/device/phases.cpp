@@ -52,7 +52,7 @@ struct Layout {
         head_at = take(p.Hq * kHeadEntries * 4);
         nowhere_at = take(device::kAlign);
         // A row of scores is followed by its maximum and its sum.
-        score_row = round_up(p.M, 4) + 4;
+        score_row = round_up(std::max<int64_t>(p.M, 1), 4) + 4;
         scores_at = take(meta.keeps_scores ? p.B * p.Hq * p.N * score_row * 4 : 0);
         splits = meta.split_keys ? std::max<int64_t>(ceil_div(p.M, meta.split_keys), 1) : 0;
         parts_at = take(p.B * p.Hq * p.N * splits * (meta.dv + 2) * 4);
@@ -73,12 +73,14 @@ class Call {
     Call(const Call &) = delete;
     Call &operator=(const Call &) = delete;
 
-    // Runs fn on batch elements [b, b + n): with per-batch arrays if their values differ, unless n is 1.
+    // With no key at all, kernels see one that no row sees. Runs fn on batch elements [b, b + n): with per-batch arrays
+    // if their values differ, unless n is 1.
     template <typename Fn, typename... Own> int run(Fn *fn, int64_t b, int64_t n, Own... own) {
         if (status_) return status_;
         const Bounds same = bounds(b);
         const bool per_batch = n > 1 && p_.flags & (ATTUNE_KV_LEN | ATTUNE_OFFSETS);
-        halide_buffer_t *batch = per_batch ? upload_batch() : dummy({kBatchEntries, p_.B}, halide_type(ATTUNE_F32, false));
+        halide_buffer_t *batch =
+            per_batch ? upload_batch() : dummy({kBatchEntries, p_.B}, halide_type(ATTUNE_F32, false));
         batch->type = halide_type_t(halide_type_int, 32);
         const bool heads = p_.flags & (ATTUNE_ALIBI | ATTUNE_SINK);
         halide_buffer_t *head = heads ? upload_heads() : dummy({kHeadEntries, p_.Hq}, halide_type(ATTUNE_F32, false));
@@ -93,7 +95,7 @@ class Call {
                              (flag(ATTUNE_BIAS) ? kUseBias : 0) | (flag(ATTUNE_SOFTCAP) ? kUseSoftcap : 0) |
                              (flag(ATTUNE_ALIBI) ? kUseAlibi : 0) | (flag(ATTUNE_SINK) ? kUseSink : 0);
         return fn(q, k, v, mask, bias, batch, head, same.low, same.high, same.keys, same.position, uses,
-                  flag(ATTUNE_SOFTCAP) ? p_.softcap : 1.0f, int32_t(p_.N), int32_t(p_.M), int32_t(p_.dk),
+                  flag(ATTUNE_SOFTCAP) ? p_.softcap : 1.0f, int32_t(p_.N), std::max(int32_t(p_.M), 1), int32_t(p_.dk),
                   int32_t(p_.dv), int32_t(p_.Hq / p_.Hkv), args_.scale * (natural_ ? 1.0f : kLog2e),
                   natural_ ? kLog2e : 1.0f, natural_ ? 1.0f : kLn2, own...);
     }
@@ -185,8 +187,8 @@ class Call {
         View &v = views_.emplace_back();
         Place place;
         if (!device::locate(p_.device, static_cast<const char *>(address) + offset, place)) {
-            set_last_error(fmt::format("{} is no address of {}: expected a tensor or workspace on the device",
-                                       address, device::title(p_.device)));
+            set_last_error(fmt::format("{} is no address of {}: expected a tensor or workspace on the device", address,
+                                       device::title(p_.device)));
             status_ = halide_error_code_buffer_is_null;
         }
         int64_t start = place.offset;
@@ -194,8 +196,10 @@ class Call {
         v.buffer.device = place.handle;
         if (start && !status_) {
             device::Handle part = 0;
-            if (backend_.crop(place.handle, start, part)) status_ = halide_error_code_device_crop_failed;
-            else cropped_.push_back(part);
+            if (backend_.crop(place.handle, start, part))
+                status_ = halide_error_code_device_crop_failed;
+            else
+                cropped_.push_back(part);
             v.buffer.device = part;
         }
         for (size_t i = 0; i < extents.size(); i++)
@@ -276,12 +280,12 @@ int strict(const KernelMeta &meta, StrictFn *fn, const attune_args &args) {
 
 int score(const KernelMeta &meta, ScoreFn *fn, const attune_args &args) {
     Call call(meta, args, false);
-    return args.problem->M ? call.run(fn, 0, args.problem->B, call.scores()) : 0;
+    return call.run(fn, 0, args.problem->B, call.scores());
 }
 
 int mask(const KernelMeta &meta, MaskFn *fn, const attune_args &args) {
     Call call(meta, args, false);
-    return args.problem->M ? call.run(fn, 0, args.problem->B, call.scores(), call.scores()) : 0;
+    return call.run(fn, 0, args.problem->B, call.scores(), call.scores());
 }
 
 int softmax(const KernelMeta &meta, SoftmaxFn *fn, const attune_args &args) {

@@ -15,26 +15,26 @@ namespace attune::rt::gpu {
 
 // What the adapters need to know of a kernel; the numbers come from the catalogue.
 struct KernelMeta {
-    int64_t dk, dv;       // features that the code is unrolled for; 0: at run time
-    int64_t split_keys;   // keys of a part, where the key axis is split
-    bool keeps_scores;    // all N*M of them lie in the workspace
-    bool half_as_bits;    // f16 is handed over as 16-bit integers
+    int64_t dk, dv;     // features that the code is unrolled for; 0: at run time
+    int64_t split_keys; // keys of a part, where the key axis is split
+    bool keeps_scores;  // all N*M of them lie in the workspace
+    bool half_as_bits;  // f16 is handed over as 16-bit integers
 };
 
 using Buffer = halide_buffer_t *;
-// query, key, value, mask, bias, batch, head, low, high, keys, position, flags, softcap, rows, num_keys, features, columns,
-// group, scale, unit, ln_unit; then the phase's own buffers.
+// query, key, value, mask, bias, batch, head, low, high, keys, position, flags, softcap, rows, num_keys, features,
+// columns, group, scale, unit, ln_unit; then the phase's own buffers.
 #define ATTUNE_GPU_ARGUMENTS                                                                                           \
     Buffer, Buffer, Buffer, Buffer, Buffer, Buffer, Buffer, int32_t, int32_t, int32_t, int32_t, int32_t, float,        \
         int32_t, int32_t, int32_t, int32_t, int32_t, float, float, float
-using BlockFn = int(ATTUNE_GPU_ARGUMENTS, Buffer out, Buffer lse);                       // gpu_block
-using StrictFn = int(ATTUNE_GPU_ARGUMENTS, Buffer written, Buffer out, Buffer lse);      // gpu_strict
-using ScoreFn = int(ATTUNE_GPU_ARGUMENTS, Buffer scores);                                // gpu_score
-using MaskFn = int(ATTUNE_GPU_ARGUMENTS, Buffer raw, Buffer scores);                     // gpu_mask
-using SoftmaxFn = int(ATTUNE_GPU_ARGUMENTS, Buffer scores, Buffer weights);              // gpu_softmax
-using MatmulFn = int(ATTUNE_GPU_ARGUMENTS, Buffer weights, Buffer out, Buffer lse);      // gpu_matmul
-using PartialFn = int(ATTUNE_GPU_ARGUMENTS, Buffer parts);                               // gpu_partial
-using MergeFn = int(ATTUNE_GPU_ARGUMENTS, Buffer parts, Buffer out, Buffer lse);         // gpu_merge
+using BlockFn = int(ATTUNE_GPU_ARGUMENTS, Buffer out, Buffer lse);                  // gpu_block
+using StrictFn = int(ATTUNE_GPU_ARGUMENTS, Buffer written, Buffer out, Buffer lse); // gpu_strict
+using ScoreFn = int(ATTUNE_GPU_ARGUMENTS, Buffer scores);                           // gpu_score
+using MaskFn = int(ATTUNE_GPU_ARGUMENTS, Buffer raw, Buffer scores);                // gpu_mask
+using SoftmaxFn = int(ATTUNE_GPU_ARGUMENTS, Buffer scores, Buffer weights);         // gpu_softmax
+using MatmulFn = int(ATTUNE_GPU_ARGUMENTS, Buffer weights, Buffer out, Buffer lse); // gpu_matmul
+using PartialFn = int(ATTUNE_GPU_ARGUMENTS, Buffer parts);                          // gpu_partial
+using MergeFn = int(ATTUNE_GPU_ARGUMENTS, Buffer parts, Buffer out, Buffer lse);    // gpu_merge
 #undef ATTUNE_GPU_ARGUMENTS
 
 int block(const KernelMeta &meta, BlockFn *fn, const attune_args &args);

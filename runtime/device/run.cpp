@@ -83,6 +83,11 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     if (p.M > kMostKeys || p.N > kMostRows) return "it takes 2^24 keys and 2^30 rows at most";
     if (p.B > kMostHeads || p.Hq > kMostHeads || p.B * p.Hq > kMostHeads)
         return "it takes 65535 heads, those of all batch elements together, at most";
+    // Mesa's software Vulkan ends the loops of a shader, without a word, after 65535 turns in all. The strict phase has
+    // the most: three times over keys and groups of 32 features.
+    if (k.device == ATTUNE_VULKAN && d.is_software && p.M * (3 * ((p.dk + 31) / 32) + 3) > 65000)
+        return fmt::format("{} ends loops after 65535 turns, which do not suffice for {} keys of d {}", d.name, p.M,
+                           p.dk);
     if (k.traits & ATTUNE_TRAIT_QUADRATIC) {
         __extension__ typedef __int128 wide;
         if (wide(p.B) * p.Hq * p.N * (p.M + 8) * 4 > kMaxIndex) return "it keeps scores of less than 2 GiB";
@@ -114,13 +119,17 @@ attune_status run(const attune_kernel &k, const attune_args &args, double *secon
         const char *name;
         attune_tensor *tensor;
     };
-    for (const Named &n : {Named{"tensors.q", &t.q}, {"tensors.k", &t.k}, {"tensors.v", &t.v},
-                           {"tensors.mask", mask ? &*mask : nullptr}, {"tensors.bias", bias ? &*bias : nullptr}}) {
+    for (const Named &n : {Named{"tensors.q", &t.q},
+                           {"tensors.k", &t.k},
+                           {"tensors.v", &t.v},
+                           {"tensors.mask", mask ? &*mask : nullptr},
+                           {"tensors.bias", bias ? &*bias : nullptr}}) {
         if (!n.tensor) continue;
         if (attune_status s = staging.input(*n.tensor)) return s;
         if (attune_status s = check_span(device, n.name, *n.tensor)) return s;
     }
-    for (const Named &n : {Named{"tensors.o", &t.o}, {"tensors.lse", lse ? &*lse : nullptr},
+    for (const Named &n : {Named{"tensors.o", &t.o},
+                           {"tensors.lse", lse ? &*lse : nullptr},
                            {"tensors.scores", scores ? &*scores : nullptr}}) {
         if (!n.tensor) continue;
         if (attune_status s = staging.output(*n.tensor)) return s;

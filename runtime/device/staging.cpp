@@ -50,7 +50,9 @@ void make_dense(attune_tensor &t) {
 
 // Calls f(theirs, ours, count, stride of theirs) for the elements of each row: offsets in elements.
 template <typename F> void each_row(const attune_tensor &theirs, const attune_tensor &ours, F f) {
-    const auto extent = [&](int i) { return theirs.stride[i] ? theirs.shape[i] : std::min<int64_t>(theirs.shape[i], 1); };
+    const auto extent = [&](int i) {
+        return theirs.stride[i] ? theirs.shape[i] : std::min<int64_t>(theirs.shape[i], 1);
+    };
     for (int64_t b = 0; b < extent(0); b++)
         for (int64_t h = 0; h < extent(1); h++)
             for (int64_t i = 0; i < extent(2); i++)

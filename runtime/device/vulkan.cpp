@@ -46,8 +46,8 @@ struct Properties {
         uint32_t image_dimensions[5], texel_elements, uniform_range, storage_range, push_constants, allocations,
             samplers;
         uint64_t granularity, sparse_address_space;
-        uint32_t sets[16];           // bound descriptor sets, per stage, per set
-        uint32_t vertex[5];          // input attributes … output components
+        uint32_t sets[16];  // bound descriptor sets, per stage, per set
+        uint32_t vertex[5]; // input attributes … output components
         uint32_t tessellation[8];
         uint32_t geometry[5];
         uint32_t fragment[4];
@@ -166,7 +166,8 @@ class Vulkan : public Backend {
             const auto low = int32_t(offset % kRow), high = int32_t(offset / kRow);
             const auto bytes = int64_t(n);
             if (bytes <= INT32_MAX)
-                dim[0] = halide_dimension_t(low, int32_t(bytes), 1), dim[1] = halide_dimension_t(high, 1, int32_t(kRow));
+                dim[0] = halide_dimension_t(low, int32_t(bytes), 1),
+                dim[1] = halide_dimension_t(high, 1, int32_t(kRow));
             else
                 dim[0] = halide_dimension_t(low, int32_t(kRow), 1),
                 dim[1] = halide_dimension_t(high, int32_t((bytes + kRow - 1) / kRow), int32_t(kRow));
@@ -221,12 +222,11 @@ class Vulkan : public Backend {
         }
         const auto enumerate =
             reinterpret_cast<int (*)(void *, uint32_t *, void **)>(get_proc(instance, "vkEnumeratePhysicalDevices"));
-        const auto describe = reinterpret_cast<void (*)(void *, Properties *)>(
-            get_proc(instance, "vkGetPhysicalDeviceProperties"));
+        const auto describe =
+            reinterpret_cast<void (*)(void *, Properties *)>(get_proc(instance, "vkGetPhysicalDeviceProperties"));
         const auto memory = reinterpret_cast<void (*)(void *, MemoryProperties *)>(
             get_proc(instance, "vkGetPhysicalDeviceMemoryProperties"));
-        const auto destroy =
-            reinterpret_cast<void (*)(void *, const void *)>(get_proc(instance, "vkDestroyInstance"));
+        const auto destroy = reinterpret_cast<void (*)(void *, const void *)>(get_proc(instance, "vkDestroyInstance"));
         void *found[16];
         uint32_t count = 16;
         if (enumerate(instance, &count, found) < 0) count = 0;
@@ -256,8 +256,8 @@ class Vulkan : public Backend {
                    (name == "gpu" && (t == kIntegrated || t == kDiscrete));
         };
         // Halide's runtime takes the first device of a type.
-        for (const std::string &name : type.empty() ? std::vector<std::string>{"gpu", "virtual-gpu", "cpu"}
-                                                    : std::vector<std::string>{type})
+        for (const std::string &name :
+             type.empty() ? std::vector<std::string>{"gpu", "virtual-gpu", "cpu"} : std::vector<std::string>{type})
             for (size_t i = 0; i < devices.size(); i++)
                 if (matches(name, types[i])) {
                     halide_vulkan_set_device_type(name.c_str());

@@ -34,7 +34,8 @@ using tools::Workspace;
 attune_device device_under_test();
 // Empty, or why it cannot be tested here.
 std::string device_missing();
-// The ISA under test: ATTUNE_ISA, or the best one of the registry that this CPU has. On a device, what its kernels have.
+// The ISA under test: ATTUNE_ISA, or the best one of the registry that this CPU has. On a device, what its kernels
+// have.
 const std::string &isa_under_test();
 // The registry's kernels of exactly that ISA on that device.
 const std::vector<const attune_kernel *> &kernels_under_test();
@@ -165,8 +166,8 @@ class Bed {
 struct RunOptions {
     int threads = 1;
     Guard guard = Guard::end;
-    int fill = 0xff;  // of the workspace before the run
-    size_t shift = 0; // bytes off the workspace's alignment
+    int fill = 0xff;   // of the workspace before the run
+    size_t shift = 0;  // bytes off the workspace's alignment
     bool stay = false; // on a device: tensors of the device, not of the host
 };
 

@@ -146,7 +146,8 @@ TEST_F(Contract_3_13, plan_shared_by_eight_threads) {
                         callers.emplace_back([&, n] {
                             Bed &bed = *beds[size_t(n)];
                             const std::vector<uint32_t> alone = bed.bits();
-                            const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
+                            const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()),
+                                                      Guard::end);
                             const attune_tensors t = bed.tensors();
                             waiting--;
                             while (waiting > 0) std::this_thread::yield();

@@ -212,7 +212,9 @@ TEST_P(DeviceTest, views_into_one_buffer) {
                 for (int64_t d = 0; d < c.dv; d++)
                     is_o[size_t(o_at + b * t.o.stride[0] + h * t.o.stride[1] + i * t.o.stride[2] + d)] = true;
     for (size_t n = 0; n < size_t(kFloats); n++)
-        if (!is_o[n]) ASSERT_EQ(got[n], host[n]) << "float " << n << " is none of O's";
+        if (!is_o[n]) {
+            ASSERT_EQ(got[n], host[n]) << "float " << n << " is none of O's";
+        }
 }
 
 // A device address that is none, and a tensor too large for 32-bit offsets: messages that name them.
@@ -271,7 +273,9 @@ TEST(CallersQueue, opencl) {
     if (attune_device_count(ATTUNE_OPENCL, &count) != ATTUNE_OK) GTEST_SKIP() << attune_last_error();
     void *library = dlopen("libOpenCL.so.1", RTLD_NOW);
     ASSERT_NE(library, nullptr);
-    const auto function = [library]<typename F>(F *&f, const char *name) { f = reinterpret_cast<F *>(dlsym(library, name)); };
+    const auto function = [library]<typename F>(F *&f, const char *name) {
+        f = reinterpret_cast<F *>(dlsym(library, name));
+    };
     int (*platforms)(unsigned, void **, unsigned *) = nullptr;
     int (*devices)(void *, uint64_t, unsigned, void **, unsigned *) = nullptr;
     void *(*create_context)(const void *, unsigned, void *const *, void *, void *, int *) = nullptr;

@@ -83,7 +83,8 @@ std::string device_name(attune_device device) {
 
 std::string default_device(attune_device device) {
     int64_t count = 0;
-    if (attune_device_count(device, &count) != ATTUNE_OK) return fmt::format("{}: {}", device_name(device), attune_last_error());
+    if (attune_device_count(device, &count) != ATTUNE_OK)
+        return fmt::format("{}: {}", device_name(device), attune_last_error());
     for (int64_t i = 0; i < count; ++i) {
         attune_device_info info;
         attune_device_info_init(&info);

@@ -22,8 +22,7 @@ struct Softmax {
 // (undefined: 1). weigh(score, weight) is the last word on a weight: 0 for the invisible. `exp2` is 2^x for x <= 0; the
 // polynomial unless given.
 inline Softmax softmax(const std::string &name, const Func &score, const std::vector<Var> &dims, int panel,
-                       const RDom &panels, const Expr &unit,
-                       const std::function<Expr(Expr score, Expr weight)> &weigh,
+                       const RDom &panels, const Expr &unit, const std::function<Expr(Expr score, Expr weight)> &weigh,
                        const std::function<Expr(Expr)> &exp2 = exp2_nonpositive) {
     Softmax x{Func(name + "_lane_max"),
               Func(name + "_max"),

@@ -11,8 +11,8 @@
 // over key blocks. So a thread's coordinates are no dimensions of these Funcs' storage; they are reduction variables of
 // their updates, which run over all threads. Halide makes one copy of a register allocation for each thread. Three
 // rules: all of them map (x, y) to threads alike; what a thread reads of them it has written itself; every index is a
-// constant after unrolling, or the array goes to local memory. An update that has no need of x and y mentions them times
-// zero, which folds away. Their pure definition is undef: a fill by one thread would be no use.
+// constant after unrolling, or the array goes to local memory. An update that has no need of x and y mentions them
+// times zero, which folds away. Their pure definition is undef: a fill by one thread would be no use.
 #include "gpu_phases.h"
 
 namespace attune_gen {
@@ -59,8 +59,7 @@ class GpuBlock : public GpuPhase<GpuBlock> {
         k_tile(d, j, kb, h, b) = key_at(d, kb * bk + j, h, b);
         // A key that no row of the block sees must not spoil them with a NaN: its weight is 0, and 0 * NaN is not.
         const Expr v_key = kb * bk + j;
-        v_tile(c, j, qb, kb, h, b) =
-            select(v_key >= begin && v_key < finish, value_at(c, v_key, h, b), 0.0f);
+        v_tile(c, j, qb, kb, h, b) = select(v_key >= begin && v_key < finish, value_at(c, v_key, h, b), 0.0f);
 
         score_init = threads("si"), score_shape = threads("sh"), score_edge = threads("se");
         score_sum = RDom(0, DC, 0, TX, 0, TY, 0, int(dk) / DC, "ss");
@@ -118,8 +117,7 @@ class GpuBlock : public GpuPhase<GpuBlock> {
         state(ii, qb, h, b) = Tuple(now);
         const FuncRef old = state(ii, qb, h, b);
         const Merged x_ = merge(old[C], weight(TJ, ii, qb, block, h, b));
-        for (int n = 0; n < C; n++)
-            now[size_t(n)] = old[n] * x_.keep + product(n, ii, qb, block, h, b) * x_.add;
+        for (int n = 0; n < C; n++) now[size_t(n)] = old[n] * x_.keep + product(n, ii, qb, block, h, b) * x_.add;
         Expr sum = weight(0, ii, qb, block, h, b);
         for (int n = 1; n < TJ; n++) sum += weight(n, ii, qb, block, h, b);
         now[size_t(C)] = x_.max;
@@ -132,8 +130,7 @@ class GpuBlock : public GpuPhase<GpuBlock> {
         for (int n = 1; n < TX; n++) l += part_sum(n, ii, end.y, qb, h, b);
         const RowEnd e = finish_row(state(ii, qb, h, b)[C], l, h);
         row_end(ii, qb, h, b) = Tuple(undef<float>(), undef<uint32_t>());
-        row_end(ii, qb, h, b) =
-            Tuple(e.factor + mention(end.x, end.y), e.lse + cast<uint32_t>(0 * (end.x + end.y)));
+        row_end(ii, qb, h, b) = Tuple(e.factor + mention(end.x, end.y), e.lse + cast<uint32_t>(0 * (end.x + end.y)));
 
         // Chains of selects, not an index: one that does not fold would put the state into local memory.
         const Expr block_of_row = i / bq, row = (i % bq) / TY, column = (c / (TX * kWidth)) * kWidth + c % kWidth;

@@ -45,8 +45,7 @@ class GpuPartial : public GpuPhase<GpuPartial> {
         for (int n = 1; n < NG; n++) most = max(most, part_max(n, s, i, h, b));
         maximum(at) = most;
         const Expr score = scores(j, s, i, h, b);
-        weights(with({j})) =
-            select(is_visible(score), exp2_device((score - maximum(s, i, h, b)) * unit), 0.0f);
+        weights(with({j})) = select(is_visible(score), exp2_device((score - maximum(s, i, h, b)) * unit), 0.0f);
         Expr total = weights(u, s, i, h, b);
         for (int n = 1; n < G; n++) total += weights(u + n * NG, s, i, h, b);
         part_sum(with({u})) = total;

@@ -1,5 +1,5 @@
-// gpu_stagewise: the literal definition on a GPU, each stage a launch over all N*M scores, which lie in global memory in
-// between. The baseline for gpu_block, and what takes any number of features.
+// gpu_stagewise: the literal definition on a GPU, each stage a launch over all N*M scores, which lie in global memory
+// in between. The baseline for gpu_block, and what takes any number of features.
 //
 //   score:   S = Q K^T                       a thread has tile_rows x tile_cols scores
 //   mask:    S = cap, ALiBi, bias, mask      elementwise, in place
@@ -16,7 +16,7 @@ template <typename Self> class GpuStage : public GpuPhase<Self> {
   public:
     using Base = GpuPhase<Self>;
     template <typename T> using Param = GeneratorParam<T>;
-    Param<int> tx{"tx", 16}, ty{"ty", 8};                       // threads of a workgroup
+    Param<int> tx{"tx", 16}, ty{"ty", 8};                            // threads of a workgroup
     Param<int> tile_rows{"tile_rows", 4}, tile_cols{"tile_cols", 4}; // adjacent elements of a thread
 
   protected:
@@ -61,7 +61,7 @@ class GpuScore : public GpuStage<GpuScore> {
 
 class GpuMask : public GpuStage<GpuMask> {
   public:
-    In<Buffer<float, 4>> raw{"raw"};        // (j, i, h, b); the output's memory
+    In<Buffer<float, 4>> raw{"raw"}; // (j, i, h, b); the output's memory
     Out<Buffer<float, 4>> scores{"scores"};
 
     void generate() {
@@ -78,8 +78,8 @@ class GpuMask : public GpuStage<GpuMask> {
 
 class GpuSoftmax : public GpuStage<GpuSoftmax> {
   public:
-    GeneratorParam<int> lanes{"lanes", 64};   // threads of a row
-    In<Buffer<float, 4>> scores{"scores"};    // (j, i, h, b); the output's memory
+    GeneratorParam<int> lanes{"lanes", 64}; // threads of a row
+    In<Buffer<float, 4>> scores{"scores"};  // (j, i, h, b); the output's memory
     Out<Buffer<float, 4>> weights{"weights"};
 
     void generate() {
@@ -94,8 +94,8 @@ class GpuSoftmax : public GpuStage<GpuSoftmax> {
             "row", padded, {j, p, i, h, b}, n, panels, unit,
             [](const Expr &x, const Expr &weight) { return select(is_visible(x), weight, 0.0f); },
             [this](const Expr &x) { return exp2_device(x); });
-        weights(j, i, h, b) = select(j == max_at(), s.max(i, h, b), j == sum_at(), s.sum(i, h, b),
-                                     s.weight(j % n, j / n, i, h, b));
+        weights(j, i, h, b) =
+            select(j == max_at(), s.max(i, h, b), j == sum_at(), s.sum(i, h, b), s.weight(j % n, j / n, i, h, b));
         promise_inputs();
         promise_scores(scores);
         promise_scores(weights);

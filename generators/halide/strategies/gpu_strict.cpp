@@ -3,7 +3,7 @@
 // NaN, and an invisible key has no influence, whatever its K and V hold. All others are left alone: a finite element
 // had finite scores, weights and values. It reads O once, and is slow only where something is not finite.
 //
-//   M = max s, L = sum e^(s - M), O = sum e^(s - M) V / L      over the visible keys, sums left to right
+//   M = max s, L = sum e^(s - M), O = sum (e^(s - M) / L) V      over the visible keys, sums left to right
 #include "gpu_phases.h"
 
 namespace attune_gen {
@@ -21,32 +21,36 @@ class GpuStrict : public GpuPhase<GpuStrict> {
     }
 
     void generate() {
-        // For each sum and the maximum the score is computed anew: a thread has no room for a row of them.
+        // The score is computed anew for the maximum, the sum and the product: a thread has no room for a row of them.
         const Expr first = clamp(first_key(i, b), 0, num_keys), last = clamp(end_key(i, b), first, num_keys);
-        Accumulation s1 = scaled("s1"), s2 = scaled("s2");
+        Accumulation s1 = scaled("s1"), s2 = scaled("s2"), s3 = scaled("s3");
         const auto shaped = [&](const Accumulation &s, const Expr &j) { return exact_score(s.acc(j, c, i, h, b), j); };
         const Expr none = Expr(uint32_t(0xff800000));
 
         // The maximum, whether there is a visible score, and whether one is NaN or +inf.
-        RDom r(0, num_keys, "r");
-        r.where(r.x >= first && r.x < last);
+        const auto seen = [&](const char *name) {
+            RDom r(0, num_keys, name);
+            r.where(r.x >= first && r.x < last);
+            return r;
+        };
+        const RDom r = seen("r"), t = seen("t"), u = seen("u");
         maximum(c, i, h, b) = Tuple(kInvisible, cast<uint8_t>(0), cast<uint8_t>(0));
         const Score x = shaped(s1, r.x);
         maximum(c, i, h, b) = Tuple(max(maximum(c, i, h, b)[0], select(x.counts, x.value, kInvisible)),
                                     select(x.counts, cast<uint8_t>(1), maximum(c, i, h, b)[1]),
                                     select(x.spoils, cast<uint8_t>(1), maximum(c, i, h, b)[2]));
         const Expr m = maximum(c, i, h, b)[0];
-        RDom t(0, num_keys, "t");
-        t.where(t.x >= first && t.x < last);
         const Score y = shaped(s2, t.x);
-        sums(c, i, h, b) = Tuple(0.0f, 0.0f);
-        const Expr w = exp(y.value - m);
-        sums(c, i, h, b) = Tuple(select(y.counts, sums(c, i, h, b)[0] + w, sums(c, i, h, b)[0]),
-                                 select(y.counts, sums(c, i, h, b)[1] + w * value_at(c, t.x, h, b),
-                                        sums(c, i, h, b)[1]));
+        sum(c, i, h, b) = 0.0f;
+        sum(c, i, h, b) += select(y.counts, exp(y.value - m), 0.0f);
+        // Weights are divided by their sum before they meet V: a sum of values near the largest would overflow.
+        const Score z = shaped(s3, u.x);
+        product(c, i, h, b) = 0.0f;
+        product(c, i, h, b) += select(z.counts, exp(z.value - m) / sum(c, i, h, b) * value_at(c, u.x, h, b), 0.0f);
 
-        const Expr any = maximum(c, i, h, b)[1] != cast<uint8_t>(0), spoilt = maximum(c, i, h, b)[2] != cast<uint8_t>(0);
-        const Expr l = sums(c, i, h, b)[0], o = sums(c, i, h, b)[1], nan = Expr(uint32_t(0x7fc00000));
+        const Expr any = maximum(c, i, h, b)[1] != cast<uint8_t>(0),
+                   spoilt = maximum(c, i, h, b)[2] != cast<uint8_t>(0);
+        const Expr l = sum(c, i, h, b), o = product(c, i, h, b), nan = Expr(uint32_t(0x7fc00000));
         const Expr sink = head(int(kSink), h), sink_bits = reinterpret<uint32_t>(sink);
         const Expr has_sink = uses(kUseSink, b) && sink_bits != none;
         // With a sink of +inf the row is 0; one that is NaN makes the row NaN.
@@ -56,7 +60,7 @@ class GpuStrict : public GpuPhase<GpuStrict> {
         Expr lse = select(has_sink, reinterpret<uint32_t>(top + log(total)),
                           select(any, reinterpret<uint32_t>(m + log(l)), none));
         lse = select(endless, sink_bits, lse);
-        Expr value = reinterpret<uint32_t>(select(any, o * select(has_sink, exp(m - top), 1.0f) / total, 0.0f));
+        Expr value = reinterpret<uint32_t>(select(any, select(has_sink, o * (l * exp(m - top) / total), o), 0.0f));
         value = select(endless, Expr(uint32_t(0)), value);
         const Expr bad_sink = has_sink && is_nan(sink);
         result(c, i, h, b) = Tuple(undef(storage()), undef<uint32_t>());
@@ -74,24 +78,30 @@ class GpuStrict : public GpuPhase<GpuStrict> {
         Var co("co"), ci("ci"), io("io"), ii("ii");
         // The first stage is empty; on the device too, or Halide wants the memory on the host.
         result.gpu_tile(c, i, co, io, ci, ii, int(tx), int(ty), TailStrategy::GuardWithIf);
-        // No serial loop around the sums of a thread: with Vulkan its second turn came out wrong (Halide 21).
         result.update().split(c, co, ci, int(tx), TailStrategy::GuardWithIf);
         result.update().split(i, io, ii, int(ty), TailStrategy::GuardWithIf);
         result.update().fuse(h, b, h).reorder(once.x, ci, ii, io, co, h).gpu_blocks(io, co, h).gpu_threads(ci, ii);
-        for (Func f : {maximum, sums}) f.compute_at(result, once.x);
-        s1.acc.compute_at(maximum, r.x);
-        s2.acc.compute_at(sums, t.x);
+        for (Func f : {maximum, sum, product}) f.compute_at(result, once.x);
+        const auto each = [](Accumulation &s, Func f, const RVar &key) {
+            s.acc.compute_at(f, key).update().unroll(s.dom.x, kUnroll);
+        };
+        each(s1, maximum, r.x);
+        each(s2, sum, t.x);
+        each(s3, product, u.x);
     }
 
   private:
-    Func maximum{"maximum"}, sums{"sums"}, result{"result"};
+    // Features of a turn of the inner loop; those beyond the last are 0. Mesa's software Vulkan ends loops after 65535
+    // turns in all (run.cpp).
+    static constexpr int kUnroll = 32;
+    Func maximum{"maximum"}, sum{"sum"}, product{"product"}, result{"result"};
 
     struct Score {
         Expr value, counts, spoils; // counts: visible and not -inf; spoils: NaN or +inf
     };
 
     Accumulation scaled(const std::string &name) {
-        Accumulation s{Func(name), RDom(0, features, name + "_d")};
+        Accumulation s{Func(name), RDom(0, (features + kUnroll - 1) / kUnroll * kUnroll, name + "_d")};
         s.acc(j, c, i, h, b) = 0.0f;
         s.acc(j, c, i, h, b) += query_at(s.dom.x, i, h, b) * key_at(s.dom.x, j, h, b);
         return s;
