@@ -172,7 +172,8 @@ def functions_of(entry):
                     only, key = key.split(".", 1)
                     if only != phase:
                         continue
-                if key not in ("split_keys", "autoscheduler_plugin"):  # these are not the generator's
+                # These are not the generator's; on a device it unrolls a part.
+                if key != "autoscheduler_plugin" and (key != "split_keys" or is_device(entry)):
                     args.append(f"{key}={value}")
             if "autoscheduler_plugin" in entry["params"]:
                 args += ["--plugin", f"@AUTOSCHEDULERS@/{entry['params']['autoscheduler_plugin']}"]
