@@ -90,7 +90,7 @@ class Flex(Torch):
 
         if p.sink:
             raise Cannot("FlexAttention has no sink")
-        if not (p.windowed or p.group > 1 or p.softcap or p.has_bias or p.has_alibi or p.has_mask or p.causal):
+        if not (p.windowed or p.group > 1 or p.softcap or p.has_bias or p.has_alibi or p.has_mask or p.causal or p.kv_len):
             raise Cannot("nothing to compile in: no window, bias, mask or grouped heads; PyTorch's own kernel is its plain case")
         import torch._inductor.config as config
 
