@@ -313,6 +313,7 @@ class Attend:
         """O / l; 0 and -infinity for a row that saw nothing."""
         s, k, at = self.s, self.kernel, self.place
         tiles, maxima, sums = self.state
+        k.line("nvvm.cp.async.wait.group 0")  # of the first copies, where no block was visited
         wants_lse = k.address(k.lse).differs(0)
         wrong = k.constant(0.0, "f32")  # stays 0 as long as everything is finite
         for (mt, r), maximum, total in zip(self.row_list, maxima, sums):
