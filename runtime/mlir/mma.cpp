@@ -275,10 +275,10 @@ class Launch {
         const Functions *functions = functions_of(meta_, queue.context, status);
         if (!functions) return status;
         Parameters parameters(arguments);
-        const cuda::Result r = cuda::driver().launch(
-            functions->*which, unsigned(plan_.grid_x), unsigned(plan_.grid_y), unsigned(plan_.grid_z),
-            unsigned(threads ? threads : 32 * meta_.warps), 1, 1, unsigned(dynamic_bytes), queue.stream,
-            parameters.data(), nullptr);
+        const cuda::Result r =
+            cuda::driver().launch(functions->*which, unsigned(plan_.grid_x), unsigned(plan_.grid_y),
+                                  unsigned(plan_.grid_z), unsigned(threads ? threads : 32 * meta_.warps), 1, 1,
+                                  unsigned(dynamic_bytes), queue.stream, parameters.data(), nullptr);
         return r ? cuda::failed(r, meta_.name) : ATTUNE_OK;
     }
 };

@@ -1,5 +1,5 @@
-// Adapters between the kernel ABI and the tensor core kernels that MLIR made for CUDA (generators/mlir/mma): they load the
-// PTX and launch its functions on the calling thread's stream.
+// Adapters between the kernel ABI and the tensor core kernels that MLIR made for CUDA (generators/mlir/mma): they load
+// the PTX and launch its functions on the calling thread's stream.
 //
 // A kernel has the phases main (attend), strict (recompute, see there) and, where keys are split, merge. attend wants
 // aligned memory; for other strides recompute does all rows, right but slow.

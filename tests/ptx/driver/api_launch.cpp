@@ -2,10 +2,13 @@
 #include "state.h"
 
 #include <cstring>
+#include <set>
 
 using namespace attune::ptx;
 
 namespace {
+
+std::set<void *> &modules = *new std::set<void *>;
 
 Result report(const json &answer) {
     std::fprintf(stderr, "ptx driver: %s\n", answer["error"].get<std::string>().c_str());
@@ -24,6 +27,7 @@ DRIVER_API cuModuleLoadDataEx(void **module, const void *image, unsigned, int *,
         return kInvalidImage;
     }
     *module = new Module{id};
+    modules.insert(*module);
     return kSuccess;
 }
 DRIVER_API cuModuleLoadData(void **module, const void *image) {
@@ -31,12 +35,14 @@ DRIVER_API cuModuleLoadData(void **module, const void *image) {
 }
 DRIVER_API cuModuleUnload(void *module) {
     ENTER;
+    if (!modules.erase(module)) return kInvalidHandle;
     driver.ask({{"do", "unload"}, {"id", static_cast<Module *>(module)->id}});
     delete static_cast<Module *>(module);
     return kSuccess;
 }
 DRIVER_API cuModuleGetFunction(void **function, void *module, const char *name) {
     ENTER;
+    if (!modules.count(module)) return kInvalidHandle;
     const json answer =
         driver.ask({{"do", "function"}, {"module", static_cast<Module *>(module)->id}, {"name", name}})["ok"];
     if (answer.is_null()) return kNotFound;
