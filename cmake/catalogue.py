@@ -9,7 +9,7 @@ writes into DIR:
   projections.inc ATTUNE_PROJECTION(name, isa, rows, panel): the matmul kernels of multi-head attention
   ranking.inc     the planner's ranking of strategies
   kernels.cmake   attune_halide_object(FUNCTION args...), attune_device_object or attune_mlir_object for each generated function,
-                  attune_mma_ptx(NAME ARCHITECTURE args...) for each PTX text of a tensor core kernel
+                  attune_mma_ptx(NAME TILE args...) for each tile of a tensor core kernel
   manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
 
 Kernels whose backend is mlir are left out where there is no --mlir-generator.
@@ -21,6 +21,9 @@ import argparse
 import json
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "generators/mlir/mma"))
+import shape  # noqa: E402
 
 # The whole feature chain of each ISA: Halide implies none of it. No names of processors (zen4): its own dispatch does not know them.
 X86 = "x86-64-linux-sse41"
@@ -94,13 +97,6 @@ def adapter_of(entry, generator):
 def is_mma(entry):
     """Tensor core kernels: CUDA, made by generators/mlir/attune_mma_gen.py as PTX."""
     return entry["backend"] == "mlir" and entry["device"] == "cuda"
-
-
-def mma_arguments(entry):
-    """name=value for attune_mma_gen.py; q follows from the others."""
-    params = {k: v for k, v in entry["params"].items() if k != "q"}
-    params = {"type": entry["dtypes"]["kv"], "dk": size(entry["dk"], entry["_where"]), "dv": size(entry["dv"], entry["_where"]), **params}
-    return [f"{k}={v}" for k, v in params.items()]
 
 
 def size(value, where):
@@ -254,6 +250,14 @@ def descriptor(entry, out):
         sizes = f"{ns}::kernel_shared_bytes<{meta}>, {ns}::kernel_scratch_bytes<{scratch}>, {ns}::kernel_stack_bytes<mem_{name}>"
         out.append(f"constexpr {ns}::Memory mem_{name} = {ns}::largest({{{', '.join(memory)}}});")
     out.append(f"constexpr attune_phase phases_{name}[] = {{\n" + "\n".join(phases) + "\n};")
+    sizes += f", {code}, nullptr"
+    out.append(initialiser(entry, len(phases), sizes))
+
+
+def initialiser(entry, num_phases, rest):
+    """The kernel's attune_kernel; rest: from shared_bytes on."""
+    name, where, p, c = entry["name"], entry["_where"], entry["params"], entry["constraints"]
+    dk, dv = size(entry["dk"], where + ": dk"), size(entry["dv"], where + ": dv")
     flags = " | ".join(FLAGS[f] for f in ["scale", "deterministic", "strided_v"] + c.get("flags", []))
     traits = " | ".join(TRAITS[t] for t in c.get("traits", [])) or "0"
     dk_range = c.get("dk", [dk or 1, dk or 1 << 20])
@@ -261,11 +265,42 @@ def descriptor(entry, out):
     least = ", ".join(str(c.get("least", {}).get(key, 0)) for key in ("n", "m", "h"))
     types = ", ".join(DTYPES[entry["dtypes"][k]][0] for k in ("q", "kv", "o"))
     quoted = json.dumps(json.dumps(p))
-    out.append(
+    return (
         f"const attune_kernel {name}{{sizeof(attune_kernel), ATTUNE_KERNEL_ABI, \"{name}\", \"{entry['strategy']}\", \"{entry['backend']}\", "
         f"\"{entry['isa']}\", {DEVICES[entry['device']]}, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {least}, {flags}, "
         f"{int(c.get('window', True))}, {int(c.get('gqa', True))}, {traits}, {quoted}, {json.dumps(entry['why'], ensure_ascii=False)}, "
-        f"phases_{name}, {len(phases)}, {sizes}, {code}}};")
+        f"phases_{name}, {num_phases}, {rest}}};")
+
+
+
+def mma_descriptor(entry, out, folder):
+    """A tensor core kernel: a table of tiles, whose PTX is in the library as text."""
+    name, where, p = entry["name"], entry["_where"], entry["params"]
+    rows, codes = [], []
+    for tile, parameters in shape.tiles(entry):
+        try:
+            s = shape.parse(parameters)
+        except shape.ShapeError as error:
+            raise CatalogueError(f"{where}: params.{tile}: {error}") from error
+        check(bool(p.get("split_keys")) == bool(s.split), f"{where}: params.split_keys is {p.get('split_keys')!r}: expected a number where split is 1, and nowhere else")
+        wanted = ["main", "strict"] + ["merge"] * s.split
+        check(list(entry["phases"]) == wanted, f"{where}: phases are {', '.join(entry['phases'])}: expected {', '.join(wanted)}")
+        texts = []
+        for a in MMA_ARCHITECTURES:
+            symbol = f"ptx_{name}_{tile}_{a}"
+            out.append(f'asm(".pushsection .rodata\\n.globl {symbol}\\n.hidden {symbol}\\n{symbol}: .incbin \\"{folder.resolve()}/{name}_{tile}.{a}.ptx\\"\\n.byte 0\\n'
+                       f'.popsection");\nextern "C" const char {symbol}[];')
+            texts.append(f"{{{a.removeprefix('sm_')}, {symbol}}}")
+        rows.append(f"    {{{s.dk}, {s.dv}, {s.q}, {s.k}, {s.warps}, {s.dynamic_bytes}, {str(not s.qreg).lower()}, {{{', '.join(texts)}}}}},\n")
+        codes.append(f'#include "{name}_{tile}.code.inc"\n')
+    check(rows, f"{where}: params has no tile: expected d64, d192x128 or the like")
+    out.append(f"constexpr mlir::MmaTile tiles_{name}[] = {{\n{''.join(rows)}}};")
+    out.append(f'constexpr mlir::MmaMeta meta_{name}{{"{name}", {p.get("split_keys", 0)}, tiles_{name}, {len(rows)}}};')
+    out.append(f"constexpr attune_device_code code_{name}[] = {{\n{''.join(codes)}}};")
+    phases = "\n".join(f'    {{"{phase}", mlir::mma_{phase}_phase<meta_{name}>, mlir::mma_tasks}},' for phase in wanted)
+    out.append(f"constexpr attune_phase phases_{name}[] = {{\n{phases}\n}};")
+    out.append(initialiser(entry, len(wanted), f"mlir::mma_kernel_shared_bytes<meta_{name}>, nullptr, nullptr, code_{name}, "
+                           f"sizeof code_{name} / sizeof code_{name}[0], mlir::mma_refuses"))
 
 
 class Lines(list):
@@ -291,10 +326,16 @@ def main():
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     kernels = [k for k in load(args.catalogues) if k["backend"] != "mlir" or args.mlir_generator]
-    mma, kernels = [k for k in kernels if is_mma(k)], [k for k in kernels if not is_mma(k)]
+    mma = [k for k in kernels if is_mma(k)]
     programs = {"halide": [args.generator], "mlir": [sys.executable, args.mlir_generator]}
     lines, functions, manifest = Lines(), {}, {}
     for entry in kernels:
+        if is_mma(entry):
+            mma_descriptor(entry, lines, args.out)
+            program = [sys.executable, str(Path(args.mlir_generator).with_name("attune_mma_gen.py")), "mlir_mma"]
+            manifest[entry["name"]] = [{"phase": tile, "generator": "mlir_mma", "function": f"{entry['name']}_{tile}",
+                                        "command": program + [f"{entry['name']}_{tile}", entry["isa"]] + parameters} for tile, parameters in shape.tiles(entry)]
+            continue
         descriptor(entry, lines)
         phases = []
         for phase, generator, function, command in functions_of(entry):
@@ -309,7 +350,7 @@ def main():
         functions[name] = ("halide", command)
     head = ("// Made by cmake/catalogue.py from the catalogues.\n")
     write(args.out / "kernels.inc", head + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
-    write(args.out / "kernels.cpp", head + '#include "device/phases.h"\n#include "halide/phases.h"\n#include "mlir/phases.h"\n\n#include <type_traits>\n\n'
+    write(args.out / "kernels.cpp", head + '#include "device/phases.h"\n#include "halide/phases.h"\n#include "mlir/mma.h"\n#include "mlir/phases.h"\n\n#include <type_traits>\n\n'
           + "namespace attune::rt::builtin {\n#define ATTUNE_KERNEL(name) extern const attune_kernel name;\n#include \"kernels.inc\"\n#undef ATTUNE_KERNEL\n\n"
           + "\n".join(lines) + "\n}\n")
     write(args.out / "projections.inc", head + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))
@@ -319,7 +360,7 @@ def main():
     write(args.out / "ranking.inc", head + rules)
     write(args.out / "kernels.cmake", "# Made by cmake/catalogue.py from the catalogues.\n"
           + "".join(f"attune_{backend}_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, (backend, c) in functions.items())
-          + "".join(f"attune_mma_ptx({k['name']} {a} {' '.join(mma_arguments(k))})\n" for k in mma for a in MMA_ARCHITECTURES))
+          + "".join(f"attune_mma_ptx({k['name']} {tile} {' '.join(parameters)})\n" for k in mma for tile, parameters in shape.tiles(k)))
     write(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
 
 

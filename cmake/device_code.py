@@ -53,6 +53,7 @@ def main():
     parser.add_argument("--ptxas", default="")
     parser.add_argument("--source")
     parser.add_argument("--keep", default="")
+    parser.add_argument("--prefix", default="", help="of the functions' names in the table")
     args = parser.parse_args()
     launches = [line.split() for line in args.launches.read_text().splitlines()]
     if not launches:
@@ -66,7 +67,7 @@ def main():
             found = assemble(args.ptxas, f"{stem}.ptx", arch, f"{stem}.{arch}.cubin") if args.ptxas else {}
             for name, threads, shared in launches:
                 registers, spills, static = found.get(name, (-1, -1, 0))
-                rows.append(f'{{"{name}", "{arch}", {threads}, {registers}, {spills}, {int(shared) + static}}},\n')
+                rows.append(f'{{"{args.prefix}{name}", "{arch}", {threads}, {registers}, {spills}, {int(shared) + static}}},\n')
     args.out.write_text("".join(rows))
 
 

@@ -72,6 +72,8 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() - (1 << 16);
     if (p.M > kLimit || (p.Hkv && p.Hq / p.Hkv * p.N > kLimit))
         return "it counts keys, and rows of a kv head, in 32 bits";
+    if (k.refuses)
+        if (const char *why = k.refuses(&p)) return why;
     return "";
 }
 

@@ -82,6 +82,7 @@ typedef struct attune_kernel {
     size_t (*stack_bytes)(const attune_problem *problem);   /* for each thread, from its stack */
     const attune_device_code *code;                         /* of a device kernel, where it is known */
     int64_t num_code;
+    const char *(*refuses)(const attune_problem *problem); /* what the fields above do not say: NULL, or why not */
 } attune_kernel;
 
 /* The run-time registry: built-in kernels, then those registered later. */

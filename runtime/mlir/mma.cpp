@@ -70,19 +70,24 @@ class Parameters {
     template <typename... T> void add(T &...values) { ((list_[count_++] = &values), ...); }
 };
 
+const MmaTile &tile_for(const MmaMeta &meta, const attune_problem &p) {
+    return *std::find_if(meta.tiles, meta.tiles + meta.num_tiles - 1,
+                         [&](const MmaTile &t) { return p.dk <= t.dk && p.dv <= t.dv; });
+}
+
 // How a problem is cut up. It depends on its sizes alone.
 struct Plan {
     int64_t rows, splits, chunk; // rows of a head, or of a group where keys are split
     int64_t grid_x, grid_y, grid_z;
     size_t ranges, flags, parts, part_lse, total; // offsets in the workspace
 
-    Plan(const MmaMeta &meta, const attune_problem &p) {
+    Plan(const MmaMeta &meta, const MmaTile &tile, const attune_problem &p) {
         const bool split = meta.split_keys > 0;
         rows = split ? p.N * (p.Hq / p.Hkv) : p.N;
         splits = split ? std::clamp<int64_t>(ceil_div(p.M, meta.split_keys), 1, kMostSplits) : 1;
-        chunk = std::max<int64_t>(ceil_div(ceil_div(p.M, splits), meta.k), 1) * meta.k;
+        chunk = std::max<int64_t>(ceil_div(ceil_div(p.M, splits), tile.k), 1) * tile.k;
         splits = std::max<int64_t>(ceil_div(p.M, chunk), 1);
-        grid_x = ceil_div(rows, meta.q) * splits;
+        grid_x = ceil_div(rows, tile.q) * splits;
         grid_y = split ? p.Hkv : p.Hq;
         grid_z = p.B;
         size_t at = 0;
@@ -92,7 +97,7 @@ struct Plan {
             return here;
         };
         ranges = take(p.flags & (ATTUNE_KV_LEN | ATTUNE_OFFSETS) ? p.B * 3 * 4 : 0);
-        flags = take(grid_x * grid_y * grid_z * meta.warps * 4);
+        flags = take(grid_x * grid_y * grid_z * tile.warps * 4);
         parts = take(split ? p.B * p.Hq * splits * p.N * p.dv * 4 : 0);
         part_lse = take(split ? p.B * p.Hq * splits * p.N * 4 : 0);
         total = at;
@@ -104,16 +109,16 @@ struct Functions {
 };
 
 // Loads the PTX into the current context, once for each. Null, with a message, if that fails.
-const Functions *functions_of(const MmaMeta &meta, void *context, attune_status &status) {
+const Functions *functions_of(const MmaMeta &meta, const MmaTile &tile, void *context, attune_status &status) {
     static std::mutex mutex;
-    static auto &loaded = *new std::map<std::pair<void *, const MmaMeta *>, Functions>;
+    static auto &loaded = *new std::map<std::pair<void *, const MmaTile *>, Functions>;
     std::lock_guard lock(mutex);
-    if (const auto found = loaded.find({context, &meta}); found != loaded.end()) return &found->second;
+    if (const auto found = loaded.find({context, &tile}); found != loaded.end()) return &found->second;
     const cuda::Driver &driver = cuda::driver();
     const attune_device_info *info = device::cuda_backend().chosen;
-    const char *text = meta.texts[0].ptx;
-    for (int64_t i = 0; i < meta.num_texts; i++)
-        if (info && meta.texts[i].capability <= info->capability) text = meta.texts[i].ptx;
+    const char *text = tile.texts[0].ptx;
+    for (const MmaText &t : tile.texts)
+        if (info && t.capability <= info->capability) text = t.ptx;
     void *module = nullptr;
     const std::string what = std::string("loading ") + meta.name;
     if (const cuda::Result r = driver.module_load(&module, text, 0, nullptr, nullptr)) {
@@ -125,13 +130,13 @@ const Functions *functions_of(const MmaMeta &meta, void *context, attune_status 
     if (!r) r = driver.module_get_function(&f.recompute, module, "recompute");
     if (!r && meta.split_keys) r = driver.module_get_function(&f.merge, module, "merge");
     constexpr int kMaxDynamicShared = 8; // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    if (!r && meta.dynamic_bytes)
-        r = driver.function_set_attribute(f.attend, kMaxDynamicShared, int(meta.dynamic_bytes));
+    if (!r && tile.dynamic_bytes)
+        r = driver.function_set_attribute(f.attend, kMaxDynamicShared, int(tile.dynamic_bytes));
     if (r) {
         status = cuda::failed(r, what.c_str());
         return nullptr;
     }
-    return &(loaded[{context, &meta}] = f);
+    return &(loaded[{context, &tile}] = f);
 }
 
 uint64_t address(const attune_tensor &t) {
@@ -153,13 +158,14 @@ bool multiples(uint64_t address, const int64_t (&stride)[4], int64_t elements) {
 class Launch {
   public:
     Launch(const MmaMeta &meta, const attune_args &args)
-        : meta_(meta), args_(args), p_(*args.problem), t_(*args.tensors), plan_(meta, p_) {}
+        : meta_(meta), tile_(tile_for(meta, *args.problem)), args_(args), p_(*args.problem), t_(*args.tensors),
+          plan_(meta, tile_, p_) {}
 
     attune_status main() {
         fill();
         if (!can_attend()) return ATTUNE_OK; // strict does all rows
         if (attune_status s = put_ranges()) return s;
-        return launch(&Functions::attend, meta_.dynamic_bytes, arguments_);
+        return launch(&Functions::attend, tile_.dynamic_bytes, arguments_);
     }
     attune_status strict() {
         fill();
@@ -187,6 +193,7 @@ class Launch {
 
   private:
     const MmaMeta &meta_;
+    const MmaTile &tile_;
     const attune_args &args_;
     const attune_problem &p_;
     const attune_tensors &t_;
@@ -199,7 +206,7 @@ class Launch {
     bool can_attend() const {
         const Arguments &a = arguments_;
         const bool out = meta_.split_keys || multiples(a.o, with_feature(a.o_stride, a.o_feature).s, 2);
-        return out && multiples(a.q, a.q_stride, meta_.wide_query ? 8 : 2) && multiples(a.k, a.k_stride, 8) &&
+        return out && multiples(a.q, a.q_stride, tile_.wide_query ? 8 : 2) && multiples(a.k, a.k_stride, 8) &&
                multiples(a.v, a.v_stride, 8);
     }
     struct Strides {
@@ -272,12 +279,12 @@ class Launch {
         if (current.error) return cuda::failed(current.error, "making the context current");
         attune_status status = ATTUNE_OK;
         const cuda::Queue queue = cuda::current();
-        const Functions *functions = functions_of(meta_, queue.context, status);
+        const Functions *functions = functions_of(meta_, tile_, queue.context, status);
         if (!functions) return status;
         Parameters parameters(arguments);
         const cuda::Result r =
             cuda::driver().launch(functions->*which, unsigned(plan_.grid_x), unsigned(plan_.grid_y),
-                                  unsigned(plan_.grid_z), unsigned(threads ? threads : 32 * meta_.warps), 1, 1,
+                                  unsigned(plan_.grid_z), unsigned(threads ? threads : 32 * tile_.warps), 1, 1,
                                   unsigned(dynamic_bytes), queue.stream, parameters.data(), nullptr);
         return r ? cuda::failed(r, meta_.name) : ATTUNE_OK;
     }
@@ -296,7 +303,7 @@ int mma_merge(const MmaMeta &meta, const attune_args &args) {
 }
 
 size_t mma_shared_bytes(const MmaMeta &meta, const attune_problem &problem) {
-    return Plan(meta, problem).total;
+    return Plan(meta, tile_for(meta, problem), problem).total;
 }
 
 const char *mma_refuses(const attune_problem *p) {

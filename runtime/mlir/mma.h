@@ -17,15 +17,21 @@ struct MmaText {
     const char *ptx;
 };
 
-// What the adapters need to know of a kernel; the numbers come from the catalogue.
-struct MmaMeta {
-    const char *name;
+// The code for some features; the numbers come from the catalogue.
+struct MmaTile {
+    int64_t dk, dv;        // the most features
     int64_t q, k, warps;   // rows and keys of a block, warps
     int64_t dynamic_bytes; // shared memory that a launch of attend asks for
     bool wide_query;       // Q is read 16 bytes at a time, not 4
-    int64_t split_keys;    // keys of a part at least; 0: not split
-    const MmaText *texts;
-    int64_t num_texts;
+    MmaText texts[2];      // a device takes the last that is not newer than it is
+};
+
+// What the adapters need to know of a kernel.
+struct MmaMeta {
+    const char *name;
+    int64_t split_keys;   // keys of a part at least; 0: not split
+    const MmaTile *tiles; // of these the first that is large enough
+    int64_t num_tiles;
 };
 
 int mma_main(const MmaMeta &meta, const attune_args &args);

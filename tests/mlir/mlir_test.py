@@ -30,9 +30,10 @@ def run(*command):
 
 
 def mlir_phases():
-    """Kernels of the manifest that MLIR made: (kernel, phase)."""
+    """Kernels of the manifest that MLIR made for CPUs: (kernel, phase)."""
     manifest = json.loads((options.kernels / "manifest.json").read_text())
-    return [(name, phase) for name, phases in manifest.items() for phase in phases if phase["generator"].startswith("mlir_")]
+    return [(name, phase) for name, phases in manifest.items() for phase in phases if phase["generator"].startswith("mlir_")
+            and phase["generator"] != "mlir_mma"]
 
 
 def functions_of(disassembly):

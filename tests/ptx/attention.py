@@ -1,6 +1,6 @@
 """Runs the kernels of generators/mlir/mma on the interpreter, and what they should give in float64.
 
-The arguments are those of generators/mlir/mma/common.py; runtime/cuda/mma.cpp passes the same.
+The arguments are those of generators/mlir/mma/common.py; runtime/mlir/mma.cpp passes the same.
 """
 from dataclasses import dataclass, field
 

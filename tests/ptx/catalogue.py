@@ -5,20 +5,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "generators/mlir/mma"))
-from shape import Shape  # noqa: E402
+from shape import parse, tiles  # noqa: E402
 
 ARCHITECTURES = ["sm_80", "sm_90"]
 
 
-def shape_of(entry):
-    knobs = {k: v for k, v in entry["params"].items() if k != "q"}
-    return Shape(type=entry["dtypes"]["q"], dk=entry["dk"], dv=entry["dv"], **knobs)
-
-
 def kernels():
-    """[(name, shape)]"""
+    """[(name, shape)] of all tiles of all kernels."""
     entries = json.loads((ROOT / "generators/catalogue/mma.json").read_text())
-    return [(e["name"], shape_of(e)) for e in entries]
+    return [(f"{e['name']}_{size}", parse(parameters)) for e in entries for size, parameters in tiles(e)]
 
 
 def ptx(folder, name, architecture):

@@ -316,8 +316,8 @@ class Fragments(unittest.TestCase):
             passes = "builtin.module(gpu.module(gpu.func(convert-vector-to-gpu{use-nvgpu},lower-affine,canonicalize,cse)))"
             done = subprocess.run(["mlir-opt-22", str(here / "contract.mlir"), f"--pass-pipeline={passes}"], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
-            (Path(folder) / "mlir.mlir").write_text(done.stdout)
-            entry = parse(lowering.get("ptx").read_text()).entries["contract"]
+            (Path(folder) / "payload.mlir").write_text(done.stdout)
+            entry = parse(lowering.get("device").read_text()).entries["contract"]
         rng = np.random.default_rng(0)
         a, b, bt = (rng.standard_normal(s).astype(np.float16) for s in ((16, 16), (8, 16), (16, 8)))
         c, d = (rng.standard_normal((16, 8)).astype(np.float32) for _ in range(2))

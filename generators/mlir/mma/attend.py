@@ -9,7 +9,7 @@ A fragment: thread 4 g + t of a warp holds rows g and g + 8, columns 2 t, 2 t + 
 goes into Q, where it is exact, so that c > 0 and a masked score of -infinity gives 0.
 """
 from common import LN_2, head_and_query, new_kernel, offset, place, round_pair, score_scale
-from ir import HALF2, SHARED, Value
+from ir import HALF2, SHARED
 
 FRAGMENT, WORD = "vector<4x2xf16>", "vector<1xi32>"
 LOWEST = -3.0e38  # the maximum of a row that has seen nothing: finite, so that no difference is NaN
@@ -346,5 +346,3 @@ class Attend:
             k.store(word, k.view(k.flags, 0, [1 << 30], [1], "i32"), [at.flag + self.warp])
         k.if_(self.lane.equals(0), report)
 
-
-__all__ = ["Attend", "Value"]

@@ -10,7 +10,7 @@ LOG2_E, LN_2 = 1.4426950408889634, 0.6931471805599453
 
 
 def arguments(o_type):
-    """The arguments of attend and recompute; runtime/cuda/mma.cpp has them as a struct.
+    """The arguments of attend and recompute; runtime/mlir/mma.cpp has them as a struct.
 
     Key j is visible to query i if i + low <= j <= i + high and 0 <= j < keys. ranges: {keys, low, high} of each batch, or
     null: those given. flags: a word for each warp, 1 where a result is not finite; null (for recompute): all rows.

@@ -1,4 +1,5 @@
 """The knobs of a tensor core kernel and what follows from them."""
+import re
 from dataclasses import dataclass, fields
 
 
@@ -68,6 +69,24 @@ def parse(parameters):
     shape = Shape(**values)
     check(shape)
     return shape
+
+
+def tiles(entry):
+    """[(size, parameters)] of an entry of the catalogue: a knob named d64 or d192x128 holds those of that tile only, the
+    others are for all tiles."""
+    shared = {k: v for k, v in entry["params"].items() if not is_size(k) and k != "split_keys"}
+    result = []
+    for size, text in entry["params"].items():
+        if is_size(size):
+            dk, _, dv = size[1:].partition("x")
+            own = dict(part.split("=") for part in text.split())
+            knobs = {"type": entry["dtypes"]["kv"], "dk": dk, "dv": dv or dk, **shared, **own}
+            result.append((size, [f"{k}={v}" for k, v in knobs.items()]))
+    return result
+
+
+def is_size(name):
+    return re.fullmatch(r"d\d+(x\d+)?", name) is not None
 
 
 def check(s):

@@ -2,7 +2,7 @@
 import numpy as np
 
 from .decode import PACKED, TYPES, handler, width
-from .parser import Register, Vector
+from .parser import Vector
 
 F16, F32, F64 = np.float16, np.float32, np.float64
 U16, U32, U64, I64 = np.uint16, np.uint32, np.uint64, np.int64

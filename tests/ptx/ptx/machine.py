@@ -9,8 +9,7 @@ import numpy as np
 
 from .decode import decode
 from .errors import PtxError
-from .memory import LocalMemory, SharedMemory, UINTS
-from .parser import Register
+from .memory import LocalMemory, SharedMemory
 
 LONGEST = 50_000_000  # steps; a loop without end
 
@@ -262,5 +261,3 @@ def granule(entry):
             smallest = min(smallest, i.operands[2].bits)
     return smallest
 
-
-__all__ = ["Machine", "Register", "UINTS"]
