@@ -287,25 +287,34 @@ double measure_read_gbps(const Machine &machine, int threads, double seconds) {
 double measure_read_gbps(const Machine &machine, int threads, const std::vector<std::span<const std::byte>> &arrays,
                          double seconds) {
     const ReadBlock read = best_read(machine);
-    std::vector<double> rate(size_t(threads), 0.0);
-    together(threads, [&](int thread) {
-        size_t bytes = 0;
-        const auto start = Clock::now();
-        double elapsed = 0;
-        do {
-            for (const auto &array : arrays) {
-                const size_t blocks = array.size() / 512, first = blocks * size_t(thread) / size_t(threads);
-                const size_t count = blocks * size_t(thread + 1) / size_t(threads) - first;
-                read(reinterpret_cast<const char *>(array.data()) + first * 512, count * 512);
-                bytes += count * 512;
-            }
-            elapsed = seconds_since(start);
-        } while (elapsed < seconds && bytes > 0);
-        rate[size_t(thread)] = double(bytes) / elapsed * 1e-9;
-    });
-    double gbps = 0;
-    for (double r : rate) gbps += r;
-    return gbps;
+    constexpr size_t kPiece = 4096; // of a stream before the next one has its turn
+    // Several streams at once occupy more prefetchers: a kernel that reads K and V side by side passed a loop of one
+    // stream by 7 %. The best of them is what can be read.
+    double best = 0;
+    for (size_t streams : {1, 2, 4}) {
+        std::vector<double> rate(size_t(threads), 0.0);
+        together(threads, [&](int thread) {
+            size_t bytes = 0;
+            const auto start = Clock::now();
+            double elapsed = 0;
+            do {
+                for (const auto &array : arrays) {
+                    const size_t pieces = array.size() / kPiece, first = pieces * size_t(thread) / size_t(threads);
+                    const size_t count = pieces * size_t(thread + 1) / size_t(threads) - first, each = count / streams;
+                    const char *data = reinterpret_cast<const char *>(array.data()) + first * kPiece;
+                    for (size_t i = 0; i < each; ++i)
+                        for (size_t s = 0; s < streams; ++s) read(data + (s * each + i) * kPiece, kPiece);
+                    bytes += each * streams * kPiece;
+                }
+                elapsed = seconds_since(start);
+            } while (elapsed < seconds / 3 && bytes > 0);
+            rate[size_t(thread)] = double(bytes) / elapsed * 1e-9;
+        });
+        double gbps = 0;
+        for (double r : rate) gbps += r;
+        best = std::max(best, gbps);
+    }
+    return best;
 }
 
 } // namespace attune::tools

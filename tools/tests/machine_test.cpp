@@ -38,5 +38,15 @@ TEST(Bandwidth, IsPlausible) {
     EXPECT_LT(gbps, 2000);
 }
 
+TEST(Bandwidth, OfGivenArraysIsPlausible) {
+    const std::vector<std::byte> small(5000), large(size_t(8) << 20);
+    const double gbps = measure_read_gbps(detect_machine(), 2, {large, large}, 0.03);
+    EXPECT_GT(gbps, 0.3);
+    EXPECT_LT(gbps, 4000);
+    EXPECT_GE(measure_read_gbps(detect_machine(), 1, {small}, 0.03),
+              0); // ends, though there is less than a piece a stream
+    EXPECT_EQ(measure_read_gbps(detect_machine(), 1, {}, 0.03), 0);
+}
+
 } // namespace
 } // namespace attune::tools
