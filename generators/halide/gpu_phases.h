@@ -132,21 +132,21 @@ template <typename Self> class GpuPhase : public Generator<Self> {
     static Expr magnitude(const Expr &x) { return reinterpret<uint32_t>(x) & Expr(uint32_t(0x7fffffff)); }
     static Expr is_nan(const Expr &x) { return magnitude(x) > Expr(uint32_t(0x7f800000)); }
     static Expr is_finite(const Expr &x) { return magnitude(x) < Expr(uint32_t(0x7f800000)); }
-    // NaN and +inf in a visible score become +inf, which the maximum keeps, and 2^(inf - inf) makes the row NaN: the
-    // strict phase finds it.
-    static Expr marked(const Expr &raw, const Expr &shaped) {
+    // What is not finite in a visible score becomes +inf, which the maximum keeps, and 2^(inf - inf) makes the row NaN:
+    // the strict phase finds it. -inf as well: the lowest visible score would take its place.
+    static Expr marked(const Expr &finite, const Expr &shaped) {
         const Expr infinity = Expr(uint32_t(0x7f800000)), bits = reinterpret<uint32_t>(shaped);
-        const Expr bad = bits != reinterpret<uint32_t>(Expr(kInvisible)) &&
-                         (is_nan(raw) || magnitude(shaped) > infinity || bits == infinity);
+        const Expr bad = bits != reinterpret<uint32_t>(Expr(kInvisible)) && (!finite || bits == infinity);
         return reinterpret<float>(select(bad, infinity, bits));
     }
     // Of a score with all that there is; of one in a block at the edge of what rows see, where there is nothing else.
     Expr full_score(const Expr &s, const Expr &j, const Expr &i, const Expr &h, const Expr &b) {
-        return marked(s, shaped_score(terms(j, i, h, b), s));
+        const ScoreTerms t = terms(j, i, h, b);
+        return marked(is_finite(s) && (!t.use_alibi || is_finite(t.slope * t.distance)), shaped_score(t, s));
     }
     Expr edge_score(const Expr &s, const Expr &j, const Expr &i, const Expr &b) {
         const Expr visible = j >= first_key(i, b) && j < end_key(i, b);
-        return marked(s, select(visible, max(s, kLowestVisible), kInvisible));
+        return marked(is_finite(s), select(visible, max(s, kLowestVisible), kInvisible));
     }
 
     // The end of a row: what O is multiplied by, and the bits of LSE. Its maximum is kInvisible where it sees no key.
