@@ -309,6 +309,9 @@ attune_status lay_out(const attune_mha *mha, const attune_mha_call *call, Layout
                             attune_dtype_string(dtype), int(dtype));
         if (p.device != ATTUNE_CPU)
             return fail(ATTUNE_INVALID_ARGUMENT, "call.problem.device is {}: expected 0 (ATTUNE_CPU)", int(p.device));
+        if (p.flags & ATTUNE_VARLEN)
+            return fail(ATTUNE_INVALID_ARGUMENT,
+                        "call.problem.flags has ATTUNE_VARLEN: expected a padded batch, with ATTUNE_KV_LEN");
     }
     if (call->extras) ATTUNE_RETURN_IF_ERROR(check_struct(call->extras, "call.extras", "attune_tensors_init"));
     p.B = B;

@@ -9,10 +9,10 @@
 #include "status.h"
 #include "threads.h"
 #include "validate.h"
+#include "varlen.h"
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -78,26 +78,33 @@ struct Run {
     const attune_phase *phases;
     char *shared, *scratch;
     size_t shared_bytes, scratch_bytes;
-    std::atomic<int> error{0};
-    std::atomic<const char *> failed{nullptr}; // the name of the phase
+    TaskError error;
 };
 
 void run_part(void *context, const Part &part) {
     Run &run = *static_cast<Run *>(context);
-    if (run.error.load(std::memory_order_relaxed)) return;
+    if (run.error.any()) return;
     const attune_phase &phase = run.phases[part.phase];
     attune_args args = *run.args;
     args.group = part.group;
     args.shared = run.shared + size_t(part.slot) * run.shared_bytes;
-    if (int error = phase.run(&args, part.begin, part.end, run.scratch + size_t(part.worker) * run.scratch_bytes)) {
-        run.failed = phase.name;
-        run.error = error;
-    }
+    int64_t end = part.end;
+    Sequence sequence;
+    if (args.problem->flags & ATTUNE_VARLEN) end = std::min(end, sequence.enter(args, phase));
+    if (part.begin >= end) return;
+    run.error.watch(phase.name, [&] {
+        return phase.run(&args, part.begin, end, run.scratch + size_t(part.worker) * run.scratch_bytes);
+    });
 }
 
 // Kernels with threads of their own take a batch element at a time.
 int64_t num_groups(const attune_kernel &k, const attune_problem &p) {
     return k.traits & ATTUNE_TRAIT_OWN_THREADS ? p.B : p.B * p.Hkv;
+}
+
+attune_status kernel_failed(const attune_kernel &k, const TaskError &error) {
+    return fail(ATTUNE_KERNEL_FAILED, "kernel {}, phase {}: error {}: {}", k.name, error.where(), error.code(),
+                error.message());
 }
 
 } // namespace
@@ -240,16 +247,15 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
     const int64_t groups = num_groups(k, p);
     std::array<int64_t, kMaxPhases> tasks;
     const auto phases = size_t(k.num_phases);
-    for (size_t i = 0; i < phases; i++) tasks[i] = k.phases[i].tasks(&args);
+    for (size_t i = 0; i < phases; i++)
+        tasks[i] = p.flags & ATTUNE_VARLEN ? most_tasks(args, k.phases[i]) : k.phases[i].tasks(&args);
     Run run{&args,        k.phases,      base, base + plan->shared * size_t(slots(plan->workers, groups)),
-            plan->shared, plan->scratch, {},   {}};
+            plan->shared, plan->scratch, {}};
     if (k.traits & ATTUNE_TRAIT_OWN_THREADS) limit_own_threads(plan->threads);
     if (time_phases) num_phase_seconds = k.num_phases;
     parallel_groups(plan->workers, groups, {tasks.data(), phases}, run_part, &run,
                     {phase_seconds.data(), time_phases ? phases : 0});
-    if (const int error = run.error)
-        return fail(ATTUNE_KERNEL_FAILED, "kernel {}, phase {}: error {}: {}", k.name, run.failed.load(), error,
-                    std::string(attune_last_error()));
+    if (run.error.any()) return kernel_failed(k, run.error);
     return ATTUNE_OK;
 }
 

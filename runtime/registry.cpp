@@ -69,6 +69,10 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
         if (p.flags & flag && !(k.flags & flag)) return fmt::format("it has no {}", name);
     if ((p.window_left >= 0 || p.window_right >= 0) && !k.window) return "it has no window";
     if (p.Hq != p.Hkv && !k.gqa) return "it has no grouped heads";
+    // The runtime runs a packed sequence as a problem of its own, whose sizes are known at the run only.
+    if (p.flags & ATTUNE_VARLEN &&
+        (k.device != ATTUNE_CPU || k.n_min > 1 || k.m_min > 1 || k.traits & ATTUNE_TRAIT_OWN_THREADS))
+        return "it has no packed sequences";
     constexpr int64_t kLimit = std::numeric_limits<int32_t>::max() - (1 << 16);
     if (p.M > kLimit || (p.Hkv && p.Hq / p.Hkv * p.N > kLimit))
         return "it counts keys, and rows of a kv head, in 32 bits";

@@ -4,10 +4,23 @@ namespace attune::rt {
 
 namespace {
 thread_local std::string last_error;
-}
+thread_local unsigned count = 0;
+} // namespace
 
 void set_last_error(std::string message) {
     last_error = std::move(message);
+    count++;
+}
+
+unsigned error_count() {
+    return count;
+}
+
+void TaskError::note(int code, const char *where, unsigned before) {
+    int none = 0;
+    if (!code_.compare_exchange_strong(none, code)) return;
+    where_ = where;
+    message_ = count != before ? last_error : "(no message)";
 }
 
 } // namespace attune::rt

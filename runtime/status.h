@@ -5,11 +5,36 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <string>
 
 namespace attune::rt {
 
 void set_last_error(std::string message);
+// How many messages the calling thread has been given so far.
+unsigned error_count();
+
+// The first error of tasks that run in parallel, with its message, which the failing thread only has.
+class TaskError {
+  public:
+    bool any() const { return code_.load(std::memory_order_relaxed); }
+    // Of run(), which returns an error code, the first that is not 0. For the calling thread only, all tasks being
+    // done:
+    int code() const { return code_; }
+    const char *where() const { return where_; }
+    const std::string &message() const { return message_; }
+    template <typename F> void watch(const char *where, F run) {
+        const unsigned before = error_count();
+        if (const int code = run()) note(code, where, before);
+    }
+
+  private:
+    void note(int code, const char *where, unsigned before);
+
+    std::atomic<int> code_{0};
+    const char *where_ = "";
+    std::string message_;
+};
 
 // Sets the calling thread's message and returns `status`.
 template <typename... Args>

@@ -111,12 +111,15 @@ void scatter(const attune_args &args, const Tile &tile, const float *out, int64_
                         : std::isnan(row_sum[r]) ? row_sum[r]
                                                  : -std::numeric_limits<float>::infinity();
             if (sink) {
-                const float s = args.tensors->sinks[h], top = std::isnan(lse) ? lse : std::max(s, lse);
-                const float total = std::isnan(lse) || std::isinf(top)
-                                        ? top // NaN, or no key and a sink of -inf
-                                        : top + std::log(std::exp(lse - top) + std::exp(s - top));
-                scale = std::isinf(lse) ? 0.0f : std::exp(lse - total);
-                lse = total;
+                const float s = args.tensors->sinks[h];
+                if (lse == -std::numeric_limits<float>::infinity()) { // no key: the sink alone
+                    scale = 0;
+                    lse = s;
+                } else { // NaN in either, or a sink of +inf, makes a row of NaN
+                    const float top = std::max(s, lse), weight = std::exp(lse - top), sum = weight + std::exp(s - top);
+                    scale = weight / sum;
+                    lse = top + std::log(sum);
+                }
             }
             if (t.lse) *at<float>(*t.lse, tile.b, h, i) = lse;
         }

@@ -2,9 +2,11 @@
 
 #include "status.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fmt/ranges.h>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 namespace attune::rt {
@@ -19,16 +21,29 @@ int64_t dtype_bytes(attune_dtype t) {
     return t == ATTUNE_F32 ? 4 : t == ATTUNE_U8 ? 1 : t == ATTUNE_I64 ? 8 : 2;
 }
 
-struct Expected {
-    const char *name;
-    const attune_tensor &tensor;
-    attune_dtype dtype;
-    attune_device device;
-    int64_t shape[4];
-    bool broadcast; // strides of 0 are allowed, as for everything that is only read
-};
+// The cumulative lengths of packed sequences. `longest`: the most rows (keys) that a sequence may have by the plan;
+// `rows`: those of the packed tensor.
+attune_status check_lengths(const char *name, const int64_t *cu, const attune_problem &p, const char *longest_name,
+                            int64_t longest, const char *tensor, int64_t rows) {
+    if (cu[0] != 0) return fail(ATTUNE_INVALID_ARGUMENT, "tensors.{}[0] is {}: expected 0", name, cu[0]);
+    for (int64_t b = 0; b < p.B; b++) {
+        if (cu[b + 1] < cu[b])
+            return fail(ATTUNE_INVALID_ARGUMENT, "tensors.{}[{}] is {}: expected at least the {} before it", name,
+                        b + 1, cu[b + 1], cu[b]);
+        if (cu[b + 1] - cu[b] > longest)
+            return fail(ATTUNE_INVALID_ARGUMENT,
+                        "tensors.{}[{}] is {}, after {}: expected sequences of at most {} = {}, the plan's longest",
+                        name, b + 1, cu[b + 1], cu[b], longest_name, longest);
+    }
+    if (cu[p.B] != rows)
+        return fail(ATTUNE_INVALID_ARGUMENT, "tensors.{}[{}], the last, is {}: expected {}.shape[2] = {}", name, p.B,
+                    cu[p.B], tensor, rows);
+    return ATTUNE_OK;
+}
 
-attune_status check(const Expected &e) {
+} // namespace
+
+attune_status check_tensor(const Expected &e) {
     const attune_tensor &t = e.tensor;
     for (int i = 0; i < 4; i++)
         if (t.shape[i] != e.shape[i])
@@ -62,8 +77,6 @@ attune_status check(const Expected &e) {
     return ATTUNE_OK;
 }
 
-} // namespace
-
 attune_status validate_problem(const attune_problem *problem) {
     if (!problem) return fail(ATTUNE_INVALID_ARGUMENT, "problem is null: expected an attune_problem");
     const attune_problem &p = *problem;
@@ -95,7 +108,7 @@ attune_status validate_problem(const attune_problem *problem) {
                     p.B, p.Hq, p.N, p.M, p.dk, p.dv);
     constexpr uint32_t kKnown = ATTUNE_SCALE | ATTUNE_CAUSAL | ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_KV_LEN |
                                 ATTUNE_OFFSETS | ATTUNE_SOFTCAP | ATTUNE_ALIBI | ATTUNE_SINK | ATTUNE_SCORES |
-                                ATTUNE_STRIDED_V | ATTUNE_DETERMINISTIC;
+                                ATTUNE_STRIDED_V | ATTUNE_DETERMINISTIC | ATTUNE_VARLEN;
     if (p.flags & ~kKnown)
         return fail(ATTUNE_INVALID_ARGUMENT, "problem.flags is {:#x}: expected only bits of {:#x}", p.flags, kKnown);
     if (p.flags & ATTUNE_SCALE && !std::isfinite(p.scale))
@@ -121,13 +134,25 @@ attune_status validate_tensors(const attune_problem &p, const attune_tensors *te
         return fail(ATTUNE_INVALID_ARGUMENT, "tensors.struct_size is {}: expected {}; call attune_tensors_init first",
                     t.struct_size, sizeof(attune_tensors));
     auto pass = [](attune_status s) { return s == ATTUNE_OK; };
-    if (attune_status s = check({"tensors.q", t.q, p.q_dtype, p.device, {p.B, p.Hq, p.N, p.dk}, true}); !pass(s))
+    // Packed sequences: one batch element of as many rows and keys as the caller has.
+    const bool varlen = p.flags & ATTUNE_VARLEN;
+    int64_t B = p.B, N = p.N, M = p.M;
+    if (varlen) {
+        B = 1;
+        N = t.q.shape[2];
+        M = t.k.shape[2];
+        for (auto [name, n, total, total_name] : {std::tuple{"q", N, p.B * p.N, "B * N"}, {"k", M, p.B * p.M, "B * M"}})
+            if (n < 0 || n > total)
+                return fail(ATTUNE_INVALID_ARGUMENT, "tensors.{}.shape[2] is {}: expected 0 to {} = {}", name, n,
+                            total_name, total);
+    }
+    if (attune_status s = check_tensor({"tensors.q", t.q, p.q_dtype, p.device, {B, p.Hq, N, p.dk}, true}); !pass(s))
         return s;
-    if (attune_status s = check({"tensors.k", t.k, p.kv_dtype, p.device, {p.B, p.Hkv, p.M, p.dk}, true}); !pass(s))
+    if (attune_status s = check_tensor({"tensors.k", t.k, p.kv_dtype, p.device, {B, p.Hkv, M, p.dk}, true}); !pass(s))
         return s;
-    if (attune_status s = check({"tensors.v", t.v, p.kv_dtype, p.device, {p.B, p.Hkv, p.M, p.dv}, true}); !pass(s))
+    if (attune_status s = check_tensor({"tensors.v", t.v, p.kv_dtype, p.device, {B, p.Hkv, M, p.dv}, true}); !pass(s))
         return s;
-    if (attune_status s = check({"tensors.o", t.o, p.o_dtype, p.device, {p.B, p.Hq, p.N, p.dv}, false}); !pass(s))
+    if (attune_status s = check_tensor({"tensors.o", t.o, p.o_dtype, p.device, {B, p.Hq, N, p.dv}, false}); !pass(s))
         return s;
     struct Optional {
         const char *name;
@@ -151,12 +176,13 @@ attune_status validate_tensors(const attune_problem &p, const attune_tensors *te
         if (!o.tensor)
             return fail(ATTUNE_INVALID_ARGUMENT, "{} is null: expected a tensor, since problem.flags has {}", o.name,
                         o.flag_name);
-        if (attune_status s = check({o.name, *o.tensor, o.dtype, p.device, {p.B, p.Hq, p.N, o.columns}, !o.output});
+        if (attune_status s =
+                check_tensor({o.name, *o.tensor, o.dtype, p.device, {p.B, p.Hq, p.N, o.columns}, !o.output});
             !pass(s))
             return s;
     }
     if (t.lse)
-        if (attune_status s = check({"tensors.lse", *t.lse, ATTUNE_F32, p.device, {p.B, p.Hq, p.N, 1}, false});
+        if (attune_status s = check_tensor({"tensors.lse", *t.lse, ATTUNE_F32, p.device, {B, p.Hq, N, 1}, false});
             !pass(s))
             return s;
     struct Array {
@@ -168,7 +194,9 @@ attune_status validate_tensors(const attune_problem &p, const attune_tensors *te
     for (const Array &a : {Array{"tensors.kv_len", t.kv_len, ATTUNE_KV_LEN, "ATTUNE_KV_LEN"},
                            {"tensors.offsets", t.offsets, ATTUNE_OFFSETS, "ATTUNE_OFFSETS"},
                            {"tensors.alibi_slopes", t.alibi_slopes, ATTUNE_ALIBI, "ATTUNE_ALIBI"},
-                           {"tensors.sinks", t.sinks, ATTUNE_SINK, "ATTUNE_SINK"}}) {
+                           {"tensors.sinks", t.sinks, ATTUNE_SINK, "ATTUNE_SINK"},
+                           {"tensors.cu_seqlens_q", t.cu_seqlens_q, ATTUNE_VARLEN, "ATTUNE_VARLEN"},
+                           {"tensors.cu_seqlens_k", t.cu_seqlens_k, ATTUNE_VARLEN, "ATTUNE_VARLEN"}}) {
         if (p.flags & a.flag && !a.data && p.B > 0)
             return fail(ATTUNE_INVALID_ARGUMENT, "{} is null: expected an array, since problem.flags has {}", a.name,
                         a.flag_name);
@@ -176,10 +204,18 @@ attune_status validate_tensors(const attune_problem &p, const attune_tensors *te
             return fail(ATTUNE_INVALID_ARGUMENT,
                         "{} is given: expected null, since the plan's problem lacks the flag {}", a.name, a.flag_name);
     }
+    if (varlen && p.B > 0) {
+        if (attune_status s = check_lengths("cu_seqlens_q", t.cu_seqlens_q, p, "N", p.N, "tensors.q", N); !pass(s))
+            return s;
+        if (attune_status s = check_lengths("cu_seqlens_k", t.cu_seqlens_k, p, "M", p.M, "tensors.k", M); !pass(s))
+            return s;
+    }
     constexpr int64_t kFar = int64_t(1) << 60;
     for (int64_t b = 0; b < p.B; b++) {
-        if (p.flags & ATTUNE_KV_LEN && (t.kv_len[b] < 0 || t.kv_len[b] > p.M))
-            return fail(ATTUNE_INVALID_ARGUMENT, "tensors.kv_len[{}] is {}: expected 0 to M = {}", b, t.kv_len[b], p.M);
+        const int64_t keys = varlen ? t.cu_seqlens_k[b + 1] - t.cu_seqlens_k[b] : p.M;
+        if (p.flags & ATTUNE_KV_LEN && (t.kv_len[b] < 0 || t.kv_len[b] > keys))
+            return fail(ATTUNE_INVALID_ARGUMENT, "tensors.kv_len[{}] is {}: expected 0 to {} = {}", b, t.kv_len[b],
+                        varlen ? "the sequence's keys" : "M", keys);
         if (p.flags & ATTUNE_OFFSETS && (t.offsets[b] < -kFar || t.offsets[b] > kFar))
             return fail(ATTUNE_INVALID_ARGUMENT, "tensors.offsets[{}] is {}: expected a value between -2^60 and 2^60",
                         b, t.offsets[b]);

@@ -5,6 +5,10 @@
  * Shapes: Q [B, Hq, N, dk], K [B, Hkv, M, dk], V [B, Hkv, M, dv], O [B, Hq, N, dv]; rows are queries. Strides are
  * int64, in elements, one for each of the four dimensions; 0 is allowed on inputs (broadcast).
  *
+ * Packed sequences of different lengths (ATTUNE_VARLEN): Q and O are [1, Hq, rows, d], K and V [1, Hkv, keys, d];
+ * sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. Each is an
+ * attention of its own, with the bits that it has when it is run alone by the same kernel.
+ *
  * Order of what happens to a score: scale * q.k -> soft cap -> ALiBi -> bias -> mask -> softmax -> times V.
  *
  * Use: fill an attune_problem (attune_problem_init first), make a plan, ask for its workspace, run it as often as
@@ -78,7 +82,9 @@ enum {
     ATTUNE_SCORES = 1u << 9, /* tensors.scores: f32 [B, Hq, N, M], see .scores_stage. Only `stagewise` can */
     ATTUNE_STRIDED_V = 1u << 10, /* V may have a feature stride other than 1: room for a packed copy. Without this flag
                                     such a V is still right, but slow */
-    ATTUNE_DETERMINISTIC = 1u << 11 /* the planner's choice depends neither on the number of threads nor on B */
+    ATTUNE_DETERMINISTIC = 1u << 11, /* the planner's choice depends neither on the number of threads nor on B */
+    ATTUNE_VARLEN = 1u << 12 /* B packed sequences: tensors.cu_seqlens_q, .cu_seqlens_k. N and M are the longest that a
+                                run may have; offsets, positions, masks and biases count within each sequence */
 };
 
 /* What the scores output holds. */
@@ -105,8 +111,8 @@ typedef struct attune_problem {
 
 /* The tensors of one run. Optional ones are NULL unless the problem's flags ask for them; lse may always be given. */
 typedef struct attune_tensors {
-    size_t struct_size; /* set by attune_tensors_init */
-    attune_tensor q, k, v, o;
+    size_t struct_size;        /* set by attune_tensors_init */
+    attune_tensor q, k, v, o;  /* with ATTUNE_VARLEN [1, H, cu_seqlens[B], d], and lse likewise */
     const attune_tensor *mask; /* u8  [B, Hq, N, M] */
     const attune_tensor *bias; /* f32 [B, Hq, N, M] */
     const attune_tensor
@@ -116,6 +122,8 @@ typedef struct attune_tensors {
     const int64_t *offsets;      /* [B] */
     const float *alibi_slopes;   /* [Hq] */
     const float *sinks;          /* [Hq] */
+    const int64_t *cu_seqlens_q; /* [B + 1], from 0, never falling; the last is the number of packed rows */
+    const int64_t *cu_seqlens_k; /* [B + 1], the same for keys */
 } attune_tensors;
 
 /* How a plan is to be made. */
@@ -147,6 +155,20 @@ ATTUNE_API const attune_problem *attune_plan_problem(const attune_plan *plan);
  * device the work is only queued where all tensors are there already; attune_device_synchronize waits for it. */
 ATTUNE_API attune_status attune_run(const attune_plan *plan, const attune_tensors *tensors, void *workspace,
                                     size_t workspace_size);
+
+/* Attention over a part of the keys: its output and its LSE, [B, Hq, N, dv] and f32 [B, Hq, N, 1]. */
+typedef struct attune_partial {
+    attune_tensor o, lse;
+} attune_partial;
+
+/* Merges `num_parts` attentions of the same queries over disjoint parts of the keys into the attention over all of
+ * them: lse = log sum_p exp(lse_p)      o = sum_p exp(lse_p - lse) o_p `o` may be one of the parts' outputs (in place,
+ * with the same strides), `lse` NULL or likewise; merges may be nested in any order. `sinks`: f32 [Hq], or NULL. Parts
+ * carry their LSE without the sink; only the last merge gets it. A part whose LSE is -inf saw no key and has no
+ * influence, whatever its O holds; a NaN or +inf in an LSE makes that row NaN. Types of O: f32, bf16, f16, each tensor
+ * its own; sums are f32. Allocates nothing. */
+ATTUNE_API attune_status attune_merge(const attune_partial *parts, int64_t num_parts, const float *sinks,
+                                      const attune_tensor *o, const attune_tensor *lse);
 
 /* Threads. The default pool is Halide's. A replacement is called as parallel_for(context, n, task, closure) and must
  * call task(closure, i) once for each i in [0, n), in any order and on any threads, and return when all are done. */

@@ -207,6 +207,14 @@ template <detail::Memory R> auto rows(R &&memory, std::int64_t batch, std::int64
     return detail::view(std::forward<R>(memory), {batch, 1, rows, features}, {rows * features, 0, features, 1});
 }
 
+// Dense memory [rows, heads, features] of packed sequences, one after the other, as projections leave it:
+// Problem::varlen. (Packed with the heads outermost, [heads, rows, features], is bhsd(memory, 1, heads, rows,
+// features).)
+template <detail::Memory R> auto packed(R &&memory, std::int64_t rows, std::int64_t heads, std::int64_t features) {
+    return detail::view(std::forward<R>(memory), {1, heads, rows, features},
+                        {rows * heads * features, features, heads * features, 1});
+}
+
 // One value for each key, [batch, keys], the same for all heads and query rows: a mask or a bias of shape [B, Hq, N,
 // M].
 template <detail::Memory R>
@@ -250,6 +258,9 @@ struct Problem {
     std::optional<Scores> scores{}; // Tensors::scores receives this stage; only strategy `stagewise` can
     bool strided_v = false;         // V's feature stride is not 1: make room for a packed copy
     bool deterministic = false;     // the planner's choice depends neither on the number of threads nor on B
+    // B packed sequences, cut by Extras::cu_seqlens_q and _k; N and M are the longest that a run may have. See
+    // packed().
+    bool varlen = false;
 
     attune_problem to_c() const noexcept {
         attune_problem p;
@@ -280,6 +291,7 @@ struct Problem {
         flag(scores.has_value(), ATTUNE_SCORES);
         flag(strided_v, ATTUNE_STRIDED_V);
         flag(deterministic, ATTUNE_DETERMINISTIC);
+        flag(varlen, ATTUNE_VARLEN);
         p.scale = scale.value_or(0.0f);
         p.softcap = softcap.value_or(0.0f);
         p.offset = offset;
@@ -403,6 +415,8 @@ struct Extras {
     std::span<const std::int64_t> offsets{}; // [B]
     std::span<const float> alibi_slopes{};   // [Hq]
     std::span<const float> sinks{};          // [Hq]
+    // [B + 1] each, from 0, never falling: sequence b is rows (keys) cu_seqlens[b] to cu_seqlens[b + 1]
+    std::span<const std::int64_t> cu_seqlens_q{}, cu_seqlens_k{};
 };
 
 // The tensors of one run: Q [B, Hq, N, dk], K [B, Hkv, M, dk], V [B, Hkv, M, dv] and O [B, Hq, N, dv], the output.
@@ -439,6 +453,8 @@ struct CTensors {
         c.offsets = pointer(extras.offsets);
         c.alibi_slopes = pointer(extras.alibi_slopes);
         c.sinks = pointer(extras.sinks);
+        c.cu_seqlens_q = pointer(extras.cu_seqlens_q);
+        c.cu_seqlens_k = pointer(extras.cu_seqlens_k);
     }
     CTensors(const CTensors &) = delete;
     CTensors &operator=(const CTensors &) = delete;
@@ -455,6 +471,8 @@ inline void check_lengths(const Extras &extras, std::int64_t B, std::int64_t Hq)
     one("offsets", extras.offsets.size(), "B", B);
     one("alibi_slopes", extras.alibi_slopes.size(), "Hq", Hq);
     one("sinks", extras.sinks.size(), "Hq", Hq);
+    one("cu_seqlens_q", extras.cu_seqlens_q.size(), "B + 1", B + 1);
+    one("cu_seqlens_k", extras.cu_seqlens_k.size(), "B + 1", B + 1);
 }
 
 } // namespace detail
@@ -481,6 +499,31 @@ inline void run(const Plan &plan, const Tensors &tensors, std::span<std::byte> w
 inline void run(const Plan &plan, const Tensors &tensors, Workspace &workspace) {
     workspace.reserve(plan.workspace_size());
     run(plan, tensors, std::span(workspace.data(), workspace.size()));
+}
+
+// Attention over a part of the keys: O [B, Hq, N, dv] and LSE float [B, Hq, N, 1].
+struct Partial {
+    ConstTensorView o{}, lse{};
+};
+
+// Merges attentions of the same queries over disjoint parts of the keys into the attention over all of them; see
+// attune_merge. `sinks` ([Hq], or empty) in the last merge only. The output may be one of the parts' memory.
+inline Status try_merge(std::span<const Partial> parts, const TensorView &o, const std::optional<TensorView> &lse = {},
+                        std::span<const float> sinks = {}) {
+    std::vector<attune_partial> c;
+    c.reserve(parts.size());
+    for (const Partial &part : parts) c.push_back({part.o.to_c(), part.lse.to_c()});
+    const attune_tensor out = o.to_c(), out_lse = lse ? lse->to_c() : attune_tensor{};
+    return attune_merge(c.data(), std::int64_t(c.size()), detail::pointer(sinks), &out, lse ? &out_lse : nullptr);
+}
+
+// As above, throwing Error.
+inline void merge(std::span<const Partial> parts, const TensorView &o, const std::optional<TensorView> &lse = {},
+                  std::span<const float> sinks = {}) {
+    if (!sinks.empty() && sinks.size() != std::size_t(o.shape[1]))
+        detail::invalid("sinks has " + std::to_string(sinks.size()) +
+                        " entries: expected Hq = " + std::to_string(o.shape[1]));
+    check(try_merge(parts, o, lse, sinks));
 }
 
 // How weight matrices are stored: [in, out] as in y = x W, or [out, in] as PyTorch's Linear keeps them.

@@ -289,11 +289,13 @@ Bed::Bed(const Case &stated, uint64_t seed, const Places &places, Guard guard)
     : c(stated), p(to_problem(stated)), places_(places), guard_(guard), seed_(seed) {
     p.device = device_under_test();
     enum Stream : uint64_t { kQ = 1, kK, kV, kMask, kBias, kSink };
-    q = Array(c.dtype, {c.B, c.Hq, c.N, c.dk}, places.q, guard, false);
-    k = Array(c.kv_dtype, {c.B, c.Hkv, c.M, c.dk}, places.k, guard, false);
-    v = Array(c.kv_dtype, {c.B, c.Hkv, c.M, c.dv}, places.v, guard, false);
-    o = Array(c.dtype, {c.B, c.Hq, c.N, c.dv}, places.o, guard, true);
-    lse = Array(ATTUNE_F32, {c.B, c.Hq, c.N, 1}, places.lse, guard, true);
+    const bool packed = !c.q_lens.empty();
+    const int64_t B = packed ? 1 : c.B, N = packed ? total_rows(c) : c.N, M = packed ? total_keys(c) : c.M;
+    q = Array(c.dtype, {B, c.Hq, N, c.dk}, places.q, guard, false);
+    k = Array(c.kv_dtype, {B, c.Hkv, M, c.dk}, places.k, guard, false);
+    v = Array(c.kv_dtype, {B, c.Hkv, M, c.dv}, places.v, guard, false);
+    o = Array(c.dtype, {B, c.Hq, N, c.dv}, places.o, guard, true);
+    lse = Array(ATTUNE_F32, {B, c.Hq, N, 1}, places.lse, guard, true);
     const auto normal = [seed](Array &a, Stream stream) {
         Random random(seed, stream);
         a.each([&](int64_t b, int64_t h, int64_t i, int64_t d) { a.set(b, h, i, d, float(random.normal())); });
@@ -316,6 +318,12 @@ Bed::Bed(const Case &stated, uint64_t seed, const Places &places, Guard guard)
     }
     kv_len = c.kv_len;
     offsets = c.offsets;
+    if (offsets.empty() && p.flags & ATTUNE_OFFSETS)
+        for (int64_t b = 0; b < c.B; b++) offsets.push_back(offset_of(c, b));
+    if (packed) {
+        cu_q = cumulative(c.q_lens);
+        cu_k = cumulative(c.k_lens);
+    }
     if (c.alibi) slopes = alibi_slopes(c.Hq);
     if (c.sink) {
         Random random(seed, kSink);
@@ -344,6 +352,10 @@ attune_tensors Bed::tensors() const {
     if (p.flags & ATTUNE_OFFSETS) t.offsets = offsets.data();
     if (p.flags & ATTUNE_ALIBI) t.alibi_slopes = slopes.data();
     if (p.flags & ATTUNE_SINK) t.sinks = sinks.data();
+    if (p.flags & ATTUNE_VARLEN) {
+        t.cu_seqlens_q = cu_q.data();
+        t.cu_seqlens_k = cu_k.data();
+    }
     return t;
 }
 
@@ -551,11 +563,7 @@ int expect_case(const Case &c, Fit fit, uint64_t seed) {
     for (const Group &group : groups(c, fit)) {
         Reference reference;
         bool have_reference = false;
-        InputOptions options;
-        options.seed = seed;
-        options.poison_invisible = true;
-        // As attune verify chooses it: from the seed.
-        options.guard = seed % 2 == 0 ? Guard::end : Guard::start;
+        const InputOptions options = verify_options(seed); // as attune verify chooses them
         Inputs inputs(group.c, options);
         for (const attune_kernel *k : group.kernels) {
             if (!have_reference) {

@@ -11,6 +11,7 @@
 #include "lib/numbers.h"
 #include "lib/reference.h"
 #include "lib/runner.h"
+#include "lib/verifier.h"
 
 #include <algorithm>
 #include <array>
@@ -123,8 +124,9 @@ struct Places {
 };
 Places all_in(Layout layout);
 
-// One problem with all of its arrays. Masks and biases are full [B, Hq, N, M] unless their Spec broadcasts. The numbers
-// depend on the seed and their index only, never on the places.
+// One problem with all of its arrays (packed sequences lie in a batch of one, as for attune_run). Masks and biases are
+// full [B, Hq, N, M] unless their Spec broadcasts. The numbers depend on the seed and their index only, never on the
+// places.
 class Bed {
   public:
     Bed(const Case &c, uint64_t seed, const Places &places = {}, Guard guard = Guard::end);
@@ -134,7 +136,7 @@ class Bed {
     Case c; // as stated
     attune_problem p;
     Array q, k, v, o, lse, mask, bias, scores;
-    std::vector<int64_t> kv_len, offsets;
+    std::vector<int64_t> kv_len, offsets, cu_q, cu_k;
     std::vector<float> slopes, sinks;
     bool with_lse = true;
 
@@ -192,8 +194,8 @@ struct Expect {
 int expect_right(const Case &c, const Expect &expect = {});
 int expect_right(const std::string &case_text, const Expect &expect = {});
 
-// The same by tools' check_kernel, for a case that needs no special numbers; NaN at keys that no row may see. What
-// fails prints as arguments of `attune verify`.
+// The same by tools' check_kernel, for a case that needs no special numbers; for every third seed with NaN at keys that
+// no row may see. What fails prints as arguments of `attune verify`.
 int expect_case(const Case &c, Fit fit = Fit::sizes_twice, uint64_t seed = 1);
 
 // For the messages of a test and of the handler of memory faults: what runs now.

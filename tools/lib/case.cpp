@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 namespace attune::tools {
 namespace {
@@ -31,6 +33,8 @@ constexpr struct {
     {"mask=bool", "a mask [B,1,1,M] in which a key is visible with probability 0.8"},
     {"mask=bias", "an additive bias [1,Hq,N,M] from N(0,1)"},
     {"kvlen=I,J,…", "the number of keys that exist in each batch; a single number stands for all"},
+    {"varlen=I,J,…", "packed sequences, of so many queries each; b, n and m then follow from them"},
+    {"varlenk=I,J,…", "their keys (default: as many as queries); causal-br holds for each sequence"},
     {"softcap=C", "score s becomes C tanh(s / C)"},
     {"alibi", "ALiBi: adds -slope |i + offset - j| to a score"},
     {"sink", "one more logit for each head in the softmax's denominator"},
@@ -195,6 +199,9 @@ class Parser {
         } else if (name == "kvlen") {
             once(name);
             case_.kv_len = list(name, value, 0, kLargestSize);
+        } else if (name == "varlen" || name == "varlenk") {
+            once(name);
+            (name == "varlen" ? case_.q_lens : case_.k_lens) = list(name, value, 0, kLargestSize);
         } else if (name == "softcap") {
             once(name);
             case_.softcap = real(name, value);
@@ -226,7 +233,31 @@ class Parser {
         error(fmt::format("'{}' is not a part of a case", part), "one of: {}", known);
     }
 
+    // What packed sequences leave out, from their lengths.
+    void finish_lengths() {
+        if (case_.q_lens.empty()) {
+            if (seen_.count("varlenk")) error("varlenk= is given without varlen=", "both, or varlen= alone");
+            return;
+        }
+        if (!seen_.count("varlenk")) case_.k_lens = case_.q_lens;
+        const auto sequences = int64_t(case_.q_lens.size());
+        if (int64_t(case_.k_lens.size()) != sequences)
+            error(fmt::format("varlenk= has {} numbers", case_.k_lens.size()), "as many as varlen= ({})", sequences);
+        if (seen_.count("b") && case_.B != sequences)
+            error(fmt::format("b{}", case_.B), "the number of sequences of varlen= ({}), or none", sequences);
+        case_.B = sequences;
+        for (auto [name, size, lengths] : {std::tuple{"n", &case_.N, &case_.q_lens}, {"m", &case_.M, &case_.k_lens}}) {
+            const int64_t longest = *std::max_element(lengths->begin(), lengths->end());
+            if (!seen_.count(name))
+                *size = longest;
+            else if (*size < longest)
+                error(fmt::format("{}{}", name, *size), "at least the longest sequence ({}), or none", longest);
+            seen_.insert(name);
+        }
+    }
+
     void finish() {
+        finish_lengths();
         for (const char *name : {"n", "d"})
             if (!seen_.count(name))
                 error(fmt::format("{} is missing", name), "the number of {}, as in {}",
@@ -239,8 +270,9 @@ class Parser {
         if (case_.kv_len.size() == 1 && case_.B != 1) case_.kv_len.resize(case_.B, case_.kv_len[0]);
         if (!case_.kv_len.empty() && int64_t(case_.kv_len.size()) != case_.B)
             error(fmt::format("kvlen= has {} numbers", case_.kv_len.size()), "one for each batch (b={})", case_.B);
-        for (int64_t len : case_.kv_len)
-            if (len > case_.M) error(fmt::format("kvlen={}", len), "at most the number of keys (m={})", case_.M);
+        for (int64_t b = 0; b < int64_t(case_.kv_len.size()); ++b)
+            if (case_.kv_len[b] > keys_of(case_, b))
+                error(fmt::format("kvlen={}", case_.kv_len[b]), "at most the number of keys ({})", keys_of(case_, b));
     }
 
     std::string_view text_;
@@ -289,8 +321,11 @@ Case parse_case(std::string_view text) {
 std::string to_string(const Case &c) {
     std::string s = fmt::format("{}:b{}:h{}", dtype_name(c.dtype), c.B, c.Hq);
     if (c.Hkv != c.Hq) s += fmt::format("/{}", c.Hkv);
-    s += fmt::format(":n{}", c.N);
-    if (c.M != c.N) s += fmt::format(":m{}", c.M);
+    const auto longest = [](const std::vector<int64_t> &l) {
+        return l.empty() ? -1 : *std::max_element(l.begin(), l.end());
+    };
+    if (c.N != longest(c.q_lens)) s += fmt::format(":n{}", c.N);
+    if (c.M != (c.k_lens.empty() ? c.N : longest(c.k_lens))) s += fmt::format(":m{}", c.M);
     s += fmt::format(":d{}", c.dk);
     if (c.dv != c.dk) s += fmt::format("/{}", c.dv);
     if (c.causal == Causal::top_left) s += ":causal";
@@ -306,6 +341,8 @@ std::string to_string(const Case &c) {
         const bool same = std::all_of(c.kv_len.begin(), c.kv_len.end(), [&](int64_t l) { return l == c.kv_len[0]; });
         s += fmt::format(":kvlen={}", same ? fmt::format("{}", c.kv_len[0]) : join(c.kv_len));
     }
+    if (!c.q_lens.empty()) s += fmt::format(":varlen={}", join(c.q_lens));
+    if (c.k_lens != c.q_lens) s += fmt::format(":varlenk={}", join(c.k_lens));
     if (c.softcap) s += fmt::format(":softcap={}", *c.softcap);
     if (c.alibi) s += ":alibi";
     if (c.sink) s += ":sink";
@@ -340,6 +377,10 @@ attune_problem to_problem(const Case &c) {
     flag(c.alibi, ATTUNE_ALIBI);
     flag(c.sink, ATTUNE_SINK);
     flag(c.layout == Layout::col, ATTUNE_STRIDED_V);
+    if (!c.q_lens.empty()) {
+        flag(true, ATTUNE_VARLEN);
+        flag(c.causal == Causal::bottom_right, ATTUNE_OFFSETS); // M - N of each sequence
+    }
     p.scale = c.scale.value_or(0.0f);
     p.softcap = c.softcap.value_or(0.0f);
     p.offset = c.causal == Causal::bottom_right ? c.M - c.N : c.offset;
@@ -350,15 +391,31 @@ attune_problem to_problem(const Case &c) {
 
 int64_t offset_of(const Case &c, int64_t batch) {
     if (!c.offsets.empty()) return c.offsets[batch];
-    return c.causal == Causal::bottom_right ? c.M - c.N : c.offset;
+    return c.causal == Causal::bottom_right ? keys_of(c, batch) - rows_of(c, batch) : c.offset;
+}
+
+int64_t rows_of(const Case &c, int64_t batch) {
+    return c.q_lens.empty() ? c.N : c.q_lens[size_t(batch)];
+}
+
+int64_t keys_of(const Case &c, int64_t batch) {
+    return c.q_lens.empty() ? c.M : c.k_lens[size_t(batch)];
+}
+
+int64_t total_rows(const Case &c) {
+    return c.q_lens.empty() ? c.B * c.N : std::accumulate(c.q_lens.begin(), c.q_lens.end(), int64_t(0));
+}
+
+int64_t total_keys(const Case &c) {
+    return c.q_lens.empty() ? c.B * c.M : std::accumulate(c.k_lens.begin(), c.k_lens.end(), int64_t(0));
 }
 
 int64_t visible_pairs(const Case &c) {
     __extension__ typedef __int128 wide; // positions of any int64 offset and window
     int64_t pairs = 0;
     for (int64_t b = 0; b < c.B; ++b) {
-        const wide keys = c.kv_len.empty() ? c.M : c.kv_len[b];
-        for (int64_t i = 0; i < c.N; ++i) {
+        const wide keys = c.kv_len.empty() ? keys_of(c, b) : c.kv_len[b];
+        for (int64_t i = 0; i < rows_of(c, b); ++i) {
             const wide position = wide(i) + offset_of(c, b);
             wide begin = 0, end = keys;
             if (c.causal != Causal::none) end = std::min(end, position + 1);
@@ -377,15 +434,15 @@ double useful_flops(const Case &c) {
 double least_bytes(const Case &c) {
     const auto width = [](attune_dtype t) { return t == ATTUNE_F32 ? 4.0 : 2.0; };
     double keys = 0;
-    for (int64_t b = 0; b < c.B; ++b) keys += double(c.kv_len.empty() ? c.M : c.kv_len[b]);
+    for (int64_t b = 0; b < c.B; ++b) keys += double(c.kv_len.empty() ? keys_of(c, b) : c.kv_len[b]);
     const double d = double(c.dk + c.dv);
-    return width(c.kv_dtype) * keys * double(c.Hkv) * d + width(c.dtype) * double(c.B * c.N) * double(c.Hq) * d;
+    return width(c.kv_dtype) * keys * double(c.Hkv) * d + width(c.dtype) * double(total_rows(c)) * double(c.Hq) * d;
 }
 
 std::string case_syntax() {
     std::string s =
         fmt::format("A CASE is one attention problem, for example {}. Its parts, separated by colons:\n", kExample);
-    for (const auto &p : kParts) s += fmt::format("  {:<13} {}\n", p.form, p.meaning);
+    for (const auto &p : kParts) s += fmt::format("  {:<14} {}\n", p.form, p.meaning);
     return s;
 }
 

@@ -28,13 +28,16 @@ struct Case {
     attune_dtype dtype = ATTUNE_F32;    // of Q and O
     attune_dtype kv_dtype = ATTUNE_F32; // of K and V
     int64_t B = 1, Hq = 1, Hkv = 1, N = 1, M = 1, dk = 1, dv = 1;
-    Causal causal = Causal::none; // bottom_right: the offset is M - N
+    Causal causal = Causal::none; // bottom_right: the offset is M - N (of each sequence, where they are packed)
     int64_t offset = 0;           // of every batch, unless `offsets` is given
     std::vector<int64_t> offsets; // one per batch; "offset=3," is a list of one
     int64_t window_left = -1, window_right = -1;
     bool mask = false;           // [B,1,1,M], P(True) = 0.8
     bool bias = false;           // [1,Hq,N,M], N(0,1)
     std::vector<int64_t> kv_len; // one per batch; empty: all of M
+    // Packed sequences: rows and keys of each, B of them; empty: none. N and M are then the longest that the plan is
+    // for.
+    std::vector<int64_t> q_lens, k_lens;
     std::optional<float> scale, softcap;
     bool alibi = false, sink = false;
     Layout layout = Layout::bhsd;
@@ -51,6 +54,12 @@ attune_problem to_problem(const Case &c);
 
 std::string_view dtype_name(attune_dtype dtype);
 std::string_view layout_name(Layout layout);
+
+// Rows and keys of batch element b, and those of all.
+int64_t rows_of(const Case &c, int64_t batch);
+int64_t keys_of(const Case &c, int64_t batch);
+int64_t total_rows(const Case &c);
+int64_t total_keys(const Case &c);
 
 // Where row 0 of batch b stands among the keys.
 int64_t offset_of(const Case &c, int64_t batch);

@@ -138,6 +138,12 @@ attune_tensor view(void *data, attune_dtype dtype, Layout layout, int64_t B, int
     return {};
 }
 
+std::vector<int64_t> cumulative(const std::vector<int64_t> &lengths) {
+    std::vector<int64_t> sums{0};
+    for (int64_t length : lengths) sums.push_back(sums.back() + length);
+    return sums;
+}
+
 std::vector<float> alibi_slopes(int64_t heads) {
     const auto geometric = [](int64_t power, int64_t index) {
         return float(std::exp2(-8.0 * double(index + 1) / double(power)));
@@ -153,8 +159,8 @@ std::vector<float> alibi_slopes(int64_t heads) {
 void Inputs::allocate(const InputOptions &options) {
     const Case &c = case_;
     const double available = double(sysconf(_SC_PHYS_PAGES)) * double(page_size());
-    const double q_count = double(c.B) * double(c.Hq) * double(c.N),
-                 k_count = double(c.B) * double(c.Hkv) * double(c.M);
+    const bool packed = !c.q_lens.empty();
+    const double q_count = double(total_rows(c)) * double(c.Hq), k_count = double(total_keys(c)) * double(c.Hkv);
     const double needed = q_count * double(c.dk + c.dv) * double(dtype_size(c.dtype)) +
                           k_count * double(c.dk + c.dv) * double(dtype_size(c.kv_dtype)) + q_count * 4 +
                           (c.mask ? double(c.B) * double(c.M) : 0) +
@@ -168,19 +174,20 @@ void Inputs::allocate(const InputOptions &options) {
     const auto array = [guard, huge](int64_t count, attune_dtype dtype) {
         return Buffer(size_t(count) * dtype_size(dtype), guard, huge);
     };
-    q_ = array(c.B * c.Hq * c.N * c.dk, c.dtype);
-    k_ = array(c.B * c.Hkv * c.M * c.dk, c.kv_dtype);
-    v_ = array(c.B * c.Hkv * c.M * c.dv, c.kv_dtype);
-    o_ = array(c.B * c.Hq * c.N * c.dv, c.dtype);
-    lse_ = array(c.B * c.Hq * c.N, ATTUNE_F32);
+    const int64_t B = packed ? 1 : c.B, N = packed ? total_rows(c) : c.N, M = packed ? total_keys(c) : c.M;
+    q_ = array(B * c.Hq * N * c.dk, c.dtype);
+    k_ = array(B * c.Hkv * M * c.dk, c.kv_dtype);
+    v_ = array(B * c.Hkv * M * c.dv, c.kv_dtype);
+    o_ = array(B * c.Hq * N * c.dv, c.dtype);
+    lse_ = array(B * c.Hq * N, ATTUNE_F32);
 
     problem_ = to_problem(c);
     attune_tensors_init(&tensors_);
-    tensors_.q = view(q_.data(), c.dtype, c.layout, c.B, c.Hq, c.N, c.dk);
-    tensors_.k = view(k_.data(), c.kv_dtype, c.layout, c.B, c.Hkv, c.M, c.dk);
-    tensors_.v = view(v_.data(), c.kv_dtype, c.layout, c.B, c.Hkv, c.M, c.dv);
-    tensors_.o = view(o_.data(), c.dtype, c.layout, c.B, c.Hq, c.N, c.dv);
-    lse_view_ = dense(lse_.data(), ATTUNE_F32, {c.B, c.Hq, c.N, 1}, {c.Hq * c.N, c.N, 1, 1});
+    tensors_.q = view(q_.data(), c.dtype, c.layout, B, c.Hq, N, c.dk);
+    tensors_.k = view(k_.data(), c.kv_dtype, c.layout, B, c.Hkv, M, c.dk);
+    tensors_.v = view(v_.data(), c.kv_dtype, c.layout, B, c.Hkv, M, c.dv);
+    tensors_.o = view(o_.data(), c.dtype, c.layout, B, c.Hq, N, c.dv);
+    lse_view_ = dense(lse_.data(), ATTUNE_F32, {B, c.Hq, N, 1}, {c.Hq * N, N, 1, 1});
     tensors_.lse = &lse_view_;
     if (c.mask) {
         mask_ = array(c.B * c.M, ATTUNE_U8);
@@ -206,9 +213,17 @@ void Inputs::allocate(const InputOptions &options) {
         copy(kv_len_, c.kv_len);
         tensors_.kv_len = kv_len_.as<int64_t>();
     }
-    if (!c.offsets.empty()) {
-        copy(offsets_, c.offsets);
+    if (problem_.flags & ATTUNE_OFFSETS) {
+        std::vector<int64_t> offsets;
+        for (int64_t b = 0; b < c.B; ++b) offsets.push_back(offset_of(c, b));
+        copy(offsets_, offsets);
         tensors_.offsets = offsets_.as<int64_t>();
+    }
+    if (packed) {
+        copy(cu_q_, cumulative(c.q_lens));
+        copy(cu_k_, cumulative(c.k_lens));
+        tensors_.cu_seqlens_q = cu_q_.as<int64_t>();
+        tensors_.cu_seqlens_k = cu_k_.as<int64_t>();
     }
     if (c.alibi) {
         copy(slopes_, alibi_slopes(c.Hq));
@@ -246,9 +261,10 @@ void Inputs::poison(uint64_t seed) {
     __extension__ typedef __int128 wide;
     Random random(seed, kStreamPoison);
     const Case &c = case_;
-    for (int64_t b = 0; b < c.B; ++b) {
-        const wide first = offset_of(c, b), last = first + c.N - 1; // positions of the first and last row
-        for (int64_t j = 0; j < c.M; ++j) {
+    const bool packed = !c.q_lens.empty();
+    for (int64_t b = 0, key0 = 0; b < c.B; key0 += keys_of(c, b), ++b) {
+        const wide first = offset_of(c, b), last = first + rows_of(c, b) - 1; // positions of the first and last row
+        for (int64_t j = 0; j < keys_of(c, b); ++j) {
             // Each structural condition is an interval of rows, so a key is invisible to all if the intervals do not
             // meet.
             wide low = first, high = last;
@@ -263,7 +279,9 @@ void Inputs::poison(uint64_t seed) {
                     const float bad = random.chance(1.0 / 3) ? std::numeric_limits<float>::infinity() : kNaN;
                     for (int64_t d = 0; d < t->shape[3]; ++d)
                         store_element(t->data, t->dtype,
-                                      b * t->stride[0] + h * t->stride[1] + j * t->stride[2] + d * t->stride[3], bad);
+                                      (packed ? 0 : b) * t->stride[0] + h * t->stride[1] +
+                                          (packed ? key0 + j : j) * t->stride[2] + d * t->stride[3],
+                                      bad);
                 }
         }
     }
@@ -292,7 +310,8 @@ uint64_t Inputs::output_hash() const {
 
 size_t Inputs::bytes() const {
     size_t total = 0;
-    for (const Buffer *b : {&q_, &k_, &v_, &o_, &mask_, &bias_, &lse_, &kv_len_, &offsets_, &slopes_, &sinks_})
+    for (const Buffer *b :
+         {&q_, &k_, &v_, &o_, &mask_, &bias_, &lse_, &kv_len_, &offsets_, &slopes_, &sinks_, &cu_q_, &cu_k_})
         total += b->size();
     return total;
 }
@@ -317,9 +336,17 @@ Case random_case(uint64_t seed, const CaseSpace &space) {
         if (r.chance(0.5)) return r.pick(kBuckets);
         return r.chance(0.2) ? log_size(16) : r.between(1, 300);
     };
-    c.dk = features();
-    c.dv = r.chance(0.6) ? c.dk : features();
-    c.B = r.between(1, 3);
+    if (!space.sizes.empty() && r.chance(0.5)) {
+        const auto &[dk_from, dk_to, dv_from, dv_to] =
+            space.sizes[size_t(r.between(0, int64_t(space.sizes.size()) - 1))];
+        c.dk = r.chance(0.6) ? dk_to : r.between(dk_from, dk_to);
+        c.dv = r.chance(0.6) ? dv_to : r.between(dv_from, dv_to);
+    } else {
+        c.dk = features();
+        c.dv = r.chance(0.6) ? c.dk : features();
+    }
+    const bool packed = allows(ATTUNE_VARLEN, 0.12);
+    c.B = r.between(1, packed ? 6 : 3);
     c.Hkv = r.between(1, 3);
     c.Hq = c.Hkv * (space.gqa && r.chance(0.4) ? r.between(2, 8) : 1);
 
@@ -344,6 +371,16 @@ Case random_case(uint64_t seed, const CaseSpace &space) {
         c.M = beside_edge(log_size(std::min<int64_t>(pairs / c.N, 3000)), pairs / c.N);
     }
     if (r.chance(0.02)) c.M = 0; // no key at all
+    if (packed) {
+        // Lengths of all kinds, with empty sequences among them.
+        const auto length = [&](int64_t most) {
+            return r.chance(0.15) ? 0 : r.chance(0.15) ? std::min<int64_t>(1, most) : r.between(0, most);
+        };
+        for (int64_t b = 0; b < c.B; ++b) {
+            c.q_lens.push_back(length(c.N));
+            c.k_lens.push_back(length(c.M));
+        }
+    }
 
     if (allows(ATTUNE_CAUSAL, 0.4)) c.causal = r.chance(0.4) ? Causal::bottom_right : Causal::top_left;
     if (space.window && r.chance(0.25)) {
@@ -361,7 +398,7 @@ Case random_case(uint64_t seed, const CaseSpace &space) {
             c.offset = offset();
     }
     if (allows(ATTUNE_KV_LEN, 0.25))
-        for (int64_t b = 0; b < c.B; ++b) c.kv_len.push_back(r.between(0, c.M));
+        for (int64_t b = 0; b < c.B; ++b) c.kv_len.push_back(r.between(0, keys_of(c, b)));
     if (allows(ATTUNE_MASK, 0.25)) c.mask = true;
     if (allows(ATTUNE_BIAS, 0.2)) c.bias = true;
     if (allows(ATTUNE_SOFTCAP, 0.15)) c.softcap = float(r.between(1, 200)) / 4;

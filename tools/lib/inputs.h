@@ -4,6 +4,7 @@
 
 #include "case.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -82,8 +83,11 @@ class Inputs {
     attune_problem problem_;
     attune_tensors tensors_;
     attune_tensor mask_view_{}, bias_view_{}, lse_view_{};
-    Buffer q_, k_, v_, o_, mask_, bias_, lse_, kv_len_, offsets_, slopes_, sinks_;
+    Buffer q_, k_, v_, o_, mask_, bias_, lse_, kv_len_, offsets_, slopes_, sinks_, cu_q_, cu_k_;
 };
+
+// 0, and the sums of the first one, two, … lengths.
+std::vector<int64_t> cumulative(const std::vector<int64_t> &lengths);
 
 // The usual slopes: 2^(-8 (h+1) / H) for a power of two; else those of the next lower power, then every other one of
 // the next.
@@ -92,13 +96,15 @@ std::vector<float> alibi_slopes(int64_t heads);
 // A view of an array of shape [B, H, S, D] that lies in `layout`.
 attune_tensor view(void *data, attune_dtype dtype, Layout layout, int64_t B, int64_t H, int64_t S, int64_t D);
 
-// A random case within `most` score multiply-adds (B Hq N M d_k): odd sizes, d from 1 to 300, grouped heads, windows,
-// ragged lengths, masks, layouts, offsets. Only features whose flag is in `flags`.
+// A random case within `most` score multiply-adds (B Hq N M d_k): odd sizes, d from 1 to 300 (half of them sizes that
+// some kernel is specialised for), grouped heads, windows, ragged lengths, packed sequences, masks, layouts, offsets.
+// Only features whose flag is in `flags`.
 struct CaseSpace {
     int64_t most = 4'000'000;
     uint32_t flags = ~0u; // of attune_problem.flags
     bool window = true, gqa = true;
     std::vector<std::pair<attune_dtype, attune_dtype>> dtypes = {{ATTUNE_F32, ATTUNE_F32}}; // (Q and O, K and V)
+    std::vector<std::array<int64_t, 4>> sizes; // d_k from, to, d_v from, to of the specialised kernels; may be empty
 };
 Case random_case(uint64_t seed, const CaseSpace &space);
 

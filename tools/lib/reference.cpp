@@ -20,6 +20,41 @@ int64_t at(const attune_tensor &t, int64_t b, int64_t h, int64_t s, int64_t d) {
     return b * t.stride[0] + h * t.stride[1] + s * t.stride[2] + d * t.stride[3];
 }
 
+// Where rows and keys lie: a batch of equal sizes, or (ATTUNE_VARLEN) sequences of different lengths end to end.
+class Shape {
+  public:
+    Shape(const attune_problem &p, const attune_tensors &t) : p_(p), t_(t), packed_((p.flags & ATTUNE_VARLEN) != 0) {}
+
+    int64_t rows_of(int64_t b) const { return packed_ ? t_.cu_seqlens_q[b + 1] - t_.cu_seqlens_q[b] : p_.N; }
+    int64_t keys_of(int64_t b) const { return packed_ ? t_.cu_seqlens_k[b + 1] - t_.cu_seqlens_k[b] : p_.M; }
+    // All rows of all heads are numbered through: batch, head, row; packed ones head, row.
+    int64_t rows_in_all() const {
+        if (p_.B == 0) return 0;
+        return packed_ ? p_.Hq * t_.cu_seqlens_q[p_.B] : p_.B * p_.Hq * p_.N;
+    }
+    struct Row {
+        int64_t b, h, i;
+    };
+    Row row(int64_t number) const {
+        if (!packed_) return {number / p_.N / p_.Hq, number / p_.N % p_.Hq, number % p_.N};
+        const int64_t total = t_.cu_seqlens_q[p_.B], at = number % total;
+        const int64_t b = std::upper_bound(t_.cu_seqlens_q, t_.cu_seqlens_q + p_.B + 1, at) - t_.cu_seqlens_q - 1;
+        return {b, number / total, at - t_.cu_seqlens_q[b]};
+    }
+    // Of Q, O and LSE; of K and V.
+    int64_t row_element(const attune_tensor &t, const Row &r, int64_t d) const {
+        return packed_ ? at(t, 0, r.h, t_.cu_seqlens_q[r.b] + r.i, d) : at(t, r.b, r.h, r.i, d);
+    }
+    int64_t key_element(const attune_tensor &t, int64_t b, int64_t kv_head, int64_t j, int64_t d) const {
+        return packed_ ? at(t, 0, kv_head, t_.cu_seqlens_k[b] + j, d) : at(t, b, kv_head, j, d);
+    }
+
+  private:
+    const attune_problem &p_;
+    const attune_tensors &t_;
+    const bool packed_;
+};
+
 // K and V of one (batch, kv head), as Real: K transposed so that the inner loop runs over keys while every score still
 // sums over the features from left to right.
 template <typename Real> struct Keys {
@@ -34,7 +69,7 @@ struct Visible {
 
 class Computer {
   public:
-    Computer(const attune_problem &p, const attune_tensors &t) : p_(p), t_(t) {
+    Computer(const attune_problem &p, const attune_tensors &t) : p_(p), t_(t), shape_(p, t) {
         // 1/sqrt(dk) in double and in f32: the f32 reference gets what any kernel gets.
         scale_ = (p.flags & ATTUNE_SCALE) ? double(p.scale) : 1.0 / std::sqrt(double(p.dk));
         scale_f32_ = (p.flags & ATTUNE_SCALE) ? p.scale : 1.0f / std::sqrt(float(p.dk));
@@ -42,7 +77,7 @@ class Computer {
 
     Visible visible(int64_t b, int64_t i) const {
         const wide position = wide(i) + ((p_.flags & ATTUNE_OFFSETS) ? t_.offsets[b] : p_.offset);
-        wide begin = 0, end = p_.M;
+        wide begin = 0, end = shape_.keys_of(b);
         if (p_.flags & ATTUNE_KV_LEN) end = std::min<wide>(end, t_.kv_len[b]);
         if (p_.flags & ATTUNE_CAUSAL) end = std::min(end, position + 1);
         if (p_.window_left >= 0) begin = std::max(begin, position - p_.window_left);
@@ -52,14 +87,16 @@ class Computer {
     }
 
     template <typename Real> void load(int64_t b, int64_t kv_head, Keys<Real> &keys) const {
-        keys.kt.resize(size_t(p_.dk * p_.M));
-        keys.v.resize(size_t(p_.M * p_.dv));
-        keys.largest.assign(size_t(p_.M), 0.0);
-        for (int64_t j = 0; j < p_.M; ++j) {
+        const int64_t m = shape_.keys_of(b);
+        keys.kt.resize(size_t(p_.dk * m));
+        keys.v.resize(size_t(m * p_.dv));
+        keys.largest.assign(size_t(m), 0.0);
+        for (int64_t j = 0; j < m; ++j) {
             for (int64_t d = 0; d < p_.dk; ++d)
-                keys.kt[size_t(d * p_.M + j)] = Real(load_element(t_.k.data, p_.kv_dtype, at(t_.k, b, kv_head, j, d)));
+                keys.kt[size_t(d * m + j)] =
+                    Real(load_element(t_.k.data, p_.kv_dtype, shape_.key_element(t_.k, b, kv_head, j, d)));
             for (int64_t d = 0; d < p_.dv; ++d) {
-                const float value = load_element(t_.v.data, p_.kv_dtype, at(t_.v, b, kv_head, j, d));
+                const float value = load_element(t_.v.data, p_.kv_dtype, shape_.key_element(t_.v, b, kv_head, j, d));
                 keys.v[size_t(j * p_.dv + d)] = Real(value);
                 if (std::isfinite(value))
                     keys.largest[size_t(j)] = std::max(keys.largest[size_t(j)], std::abs(double(value)));
@@ -67,21 +104,23 @@ class Computer {
         }
     }
 
-    // One row. Returns LSE; scores (if not null) takes the M values of the problem's scores_stage.
+    // One row. Returns LSE; scores (if not null) takes the values of its keys of the problem's scores_stage.
     template <typename Real>
-    Real row(int64_t b, int64_t h, int64_t i, const Keys<Real> &keys, Real *o, double *scores, Reference *maxima) {
+    Real row(const Shape::Row &where, const Keys<Real> &keys, Real *o, double *scores, Reference *maxima) {
         const Real kMinusInfinity = -std::numeric_limits<Real>::infinity();
         const Real kNaN = std::numeric_limits<Real>::quiet_NaN();
+        const auto [b, h, i] = where;
+        const int64_t m = shape_.keys_of(b);
         const Visible range = visible(b, i);
         std::vector<Real> &s = buffer<Real>();
-        s.assign(size_t(p_.M), Real(0));
+        s.assign(size_t(m), Real(0));
 
         // With a scores output the raw scores of all keys are wanted; otherwise those of the visible range will do.
         const bool raw_wanted = scores && p_.scores_stage <= ATTUNE_SCORES_CAPPED;
-        const int64_t begin = raw_wanted ? 0 : range.begin, end = raw_wanted ? p_.M : range.end;
+        const int64_t begin = raw_wanted ? 0 : range.begin, end = raw_wanted ? m : range.end;
         for (int64_t d = 0; d < p_.dk; ++d) {
-            const Real q = Real(load_element(t_.q.data, p_.q_dtype, at(t_.q, b, h, i, d)));
-            const Real *kt = keys.kt.data() + d * p_.M;
+            const Real q = Real(load_element(t_.q.data, p_.q_dtype, shape_.row_element(t_.q, where, d)));
+            const Real *kt = keys.kt.data() + d * m;
             Real *sum = s.data();
             for (int64_t j = begin; j < end; ++j) sum[j] += q * kt[j];
         }
@@ -97,7 +136,7 @@ class Computer {
 
         // Visibility is a predicate: `seen`, never a value that a score could reach.
         std::vector<char> &seen = seen_;
-        seen.assign(size_t(p_.M), 0);
+        seen.assign(size_t(m), 0);
         const wide position = wide(i) + ((p_.flags & ATTUNE_OFFSETS) ? t_.offsets[b] : p_.offset);
         Real maximum = kMinusInfinity;
         bool any = false, broken = false;
@@ -125,17 +164,17 @@ class Computer {
             }
         }
         if (scores && p_.scores_stage == ATTUNE_SCORES_BIASED)
-            for (int64_t j = 0; j < p_.M; ++j) scores[j] = seen[size_t(j)] ? double(s[j]) : -kInfinity;
+            for (int64_t j = 0; j < m; ++j) scores[j] = seen[size_t(j)] ? double(s[j]) : -kInfinity;
 
         const bool has_sink = (p_.flags & ATTUNE_SINK) != 0;
         const Real sink = has_sink ? Real(t_.sinks[h]) : kMinusInfinity;
         std::fill(o, o + p_.dv, Real(0));
-        if (scores && p_.scores_stage == ATTUNE_SCORES_PROBABILITIES) std::fill(scores, scores + p_.M, 0.0);
+        if (scores && p_.scores_stage == ATTUNE_SCORES_PROBABILITIES) std::fill(scores, scores + m, 0.0);
         if (!any) return sink;
         if (broken) {
             std::fill(o, o + p_.dv, kNaN);
             if (scores && p_.scores_stage == ATTUNE_SCORES_PROBABILITIES)
-                for (int64_t j = 0; j < p_.M; ++j) scores[j] = seen[size_t(j)] ? double(kNaN) : 0.0;
+                for (int64_t j = 0; j < m; ++j) scores[j] = seen[size_t(j)] ? double(kNaN) : 0.0;
             return kNaN;
         }
 
@@ -170,6 +209,7 @@ class Computer {
 
     const attune_problem &p_;
     const attune_tensors &t_;
+    const Shape shape_;
     double scale_;
     float scale_f32_;
     std::vector<double> s64_;
@@ -198,9 +238,9 @@ std::string show(double x) {
     return std::isnan(x) ? "NaN" : fmt::format("{:.9g}", x);
 }
 
-std::string element(const attune_problem &p, int64_t row, int64_t d, const char *array, const char *last) {
-    const int64_t i = row % p.N, h = row / p.N % p.Hq, b = row / p.N / p.Hq;
-    return fmt::format("{}[b={}, h={}, i={}{}]", array, b, h, i, last ? fmt::format(", {}={}", last, d) : "");
+std::string element(const Shape::Row &row, int64_t d, const char *array, const char *last) {
+    return fmt::format("{}[b={}, h={}, i={}{}]", array, row.b, row.h, row.i,
+                       last ? fmt::format(", {}={}", last, d) : "");
 }
 
 } // namespace
@@ -213,7 +253,8 @@ double Reference::lse_bound(size_t row) const {
 Reference make_reference(const attune_problem &p, const attune_tensors &t, const ReferenceOptions &options) {
     Reference r;
     r.problem = p;
-    r.total_rows = p.B * p.Hq * p.N;
+    const Shape shape(p, t);
+    r.total_rows = shape.rows_in_all();
     if (r.total_rows == 0) return r;
     Computer computer(p, t);
 
@@ -222,7 +263,7 @@ Reference make_reference(const attune_problem &p, const attune_tensors &t, const
     const int64_t step = std::max<int64_t>(1, p.N / 64);
     int64_t sampled = 0;
     for (int64_t b = 0; b < p.B; ++b)
-        for (int64_t i = 0; i < p.N; i += step, ++sampled) {
+        for (int64_t i = 0; i < shape.rows_of(b); i += step, ++sampled) {
             const Visible v = computer.visible(b, i);
             pairs += double(v.end - v.begin);
         }
@@ -246,17 +287,17 @@ Reference make_reference(const attune_problem &p, const attune_tensors &t, const
     std::vector<float> o32(size_t(p.dv), 0.0f);
     int64_t loaded = -1;
     for (int64_t k = 0; k < count; ++k) {
-        const int64_t row = r.rows[size_t(k)], i = row % p.N, h = row / p.N % p.Hq, b = row / p.N / p.Hq;
-        const int64_t kv_head = h / (p.Hq / p.Hkv), head = b * p.Hkv + kv_head;
+        const Shape::Row row = shape.row(r.rows[size_t(k)]);
+        const int64_t kv_head = row.h / (p.Hq / p.Hkv), head = row.b * p.Hkv + kv_head;
         if (head != loaded) {
-            computer.load(b, kv_head, keys64);
-            computer.load(b, kv_head, keys32);
+            computer.load(row.b, kv_head, keys64);
+            computer.load(row.b, kv_head, keys32);
             loaded = head;
         }
         double *scores = with_scores ? r.scores.data() + k * p.M : nullptr;
         double *scores_plain = with_scores ? r.scores_plain.data() + k * p.M : nullptr;
-        r.lse[size_t(k)] = computer.row(b, h, i, keys64, r.o.data() + k * p.dv, scores, &r);
-        r.lse_plain[size_t(k)] = double(computer.row(b, h, i, keys32, o32.data(), scores_plain, nullptr));
+        r.lse[size_t(k)] = computer.row(row, keys64, r.o.data() + k * p.dv, scores, &r);
+        r.lse_plain[size_t(k)] = double(computer.row(row, keys32, o32.data(), scores_plain, nullptr));
         std::copy(o32.begin(), o32.end(), r.o_plain.begin() + k * p.dv);
     }
     for (double x : r.o)
@@ -281,6 +322,7 @@ Reference make_reference(const attune_problem &p, const attune_tensors &t, const
 
 Verdict check_outputs(const Reference &r, const attune_tensors &t) {
     const attune_problem &p = r.problem;
+    const Shape shape(p, t);
     Verdict v;
     v.o_bound = r.o_bound;
     v.scores_bound = r.scores_bound;
@@ -294,41 +336,41 @@ Verdict check_outputs(const Reference &r, const attune_tensors &t) {
     };
     double worst_lse = -1;
     for (size_t k = 0; k < r.rows.size(); ++k) {
-        const int64_t row = r.rows[k], i = row % p.N, h = row / p.N % p.Hq, b = row / p.N / p.Hq;
+        const Shape::Row row = shape.row(r.rows[k]);
         for (int64_t d = 0; d < p.dv; ++d) {
-            const double got = load_element(t.o.data, p.o_dtype, at(t.o, b, h, i, d));
+            const double got = load_element(t.o.data, p.o_dtype, shape.row_element(t.o, row, d));
             const double expected = r.o[k * size_t(p.dv) + size_t(d)], error = difference(got, expected);
             v.o_error = std::max(v.o_error, error);
-            if (!(error <= r.o_bound)) wrong(element(p, row, d, "O", "d"), got, expected, r.o_bound);
+            if (!(error <= r.o_bound)) wrong(element(row, d, "O", "d"), got, expected, r.o_bound);
         }
         if (t.lse) {
-            const double got = load_element(t.lse->data, ATTUNE_F32, at(*t.lse, b, h, i, 0));
+            const double got = load_element(t.lse->data, ATTUNE_F32, shape.row_element(*t.lse, row, 0));
             const double error = difference(got, r.lse[k]), bound = r.lse_bound(k);
             if (error / bound > worst_lse) {
                 worst_lse = error / bound;
                 v.lse_error = error;
                 v.lse_bound = bound;
             }
-            if (!(error <= bound)) wrong(element(p, row, 0, "LSE", nullptr), got, r.lse[k], bound);
+            if (!(error <= bound)) wrong(element(row, 0, "LSE", nullptr), got, r.lse[k], bound);
         }
         if ((p.flags & ATTUNE_SCORES) && t.scores)
-            for (int64_t j = 0; j < p.M; ++j) {
-                const double got = load_element(t.scores->data, ATTUNE_F32, at(*t.scores, b, h, i, j));
+            for (int64_t j = 0; j < shape.keys_of(row.b); ++j) {
+                const double got = load_element(t.scores->data, ATTUNE_F32, at(*t.scores, row.b, row.h, row.i, j));
                 const double expected = r.scores[k * size_t(p.M) + size_t(j)], error = difference(got, expected);
                 v.scores_error = std::max(v.scores_error, error);
-                if (!(error <= r.scores_bound)) wrong(element(p, row, j, "scores", "j"), got, expected, r.scores_bound);
+                if (!(error <= r.scores_bound)) wrong(element(row, j, "scores", "j"), got, expected, r.scores_bound);
             }
     }
     // Rows outside the sample: at least written, and with numbers.
     if (v.rows_checked < v.rows_total && r.finite)
-        for (int64_t row = 0; row < r.total_rows && v.ok; ++row)
+        for (int64_t number = 0; number < r.total_rows && v.ok; ++number)
             for (int64_t d = 0; d < p.dv; ++d) {
-                const int64_t i = row % p.N, h = row / p.N % p.Hq, b = row / p.N / p.Hq;
-                const double got = load_element(t.o.data, p.o_dtype, at(t.o, b, h, i, d));
+                const Shape::Row row = shape.row(number);
+                const double got = load_element(t.o.data, p.o_dtype, shape.row_element(t.o, row, d));
                 if (std::isfinite(got)) continue;
                 v.ok = false;
                 v.o_error = kInfinity;
-                v.why = element(p, row, d, "O", "d") + " = " + show(got) + "; expected a finite number";
+                v.why = element(row, d, "O", "d") + " = " + show(got) + "; expected a finite number";
                 break;
             }
     return v;

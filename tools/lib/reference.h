@@ -24,8 +24,8 @@ struct ReferenceOptions {
 
 struct Reference {
     attune_problem problem{};
-    int64_t total_rows = 0;                   // B Hq N
-    std::vector<int64_t> rows;                // the rows computed, ascending: (b Hq + h) N + i
+    int64_t total_rows = 0;                   // B Hq N (packed sequences: Hq times the rows of all)
+    std::vector<int64_t> rows;                // the rows computed, ascending: (b Hq + h) N + i (packed: h total + row)
     std::vector<double> o, o_plain;           // [rows, dv]: O64, Oref
     std::vector<double> lse, lse_plain;       // [rows]
     std::vector<double> scores, scores_plain; // [rows, M], if the problem asks for scores

@@ -145,7 +145,9 @@ TEST(Case, RoundTrip) {
 
 TEST(Case, RandomCasesStayWithinBoundsAndReachTheSpace) {
     CaseSpace space;
-    int causal = 0, windows = 0, grouped = 0, unequal = 0, layouts = 0, lists = 0, empty = 0, large_d = 0;
+    int causal = 0, windows = 0, grouped = 0, unequal = 0, layouts = 0, lists = 0, empty = 0, large_d = 0, packed = 0,
+        special = 0;
+    space.sizes = {{57, 64, 57, 64}, {129, 192, 97, 128}};
     for (uint64_t seed = 0; seed < 2000; ++seed) {
         const Case c = random_case(seed, space);
         ASSERT_LE(c.B * c.Hq * c.N * c.M * c.dk, space.most) << to_string(c);
@@ -159,9 +161,12 @@ TEST(Case, RandomCasesStayWithinBoundsAndReachTheSpace) {
         lists += !c.offsets.empty();
         empty += c.M == 0;
         large_d += c.dk > 256;
+        packed += !c.q_lens.empty();
+        special += (c.dk == 64 && c.dv == 64) || (c.dk == 192 && c.dv == 128);
     }
     for (int count : {causal, windows, grouped, unequal, layouts}) EXPECT_GT(count, 200);
-    for (int count : {lists, empty, large_d}) EXPECT_GT(count, 10);
+    EXPECT_GT(special, 300);
+    for (int count : {lists, empty, large_d, packed}) EXPECT_GT(count, 10);
 }
 
 TEST(Case, RandomCasesKeepToTheFlags) {
@@ -176,6 +181,37 @@ TEST(Case, RandomCasesKeepToTheFlags) {
     }
 }
 
+TEST(Case, PackedSequences) {
+    const Case c = parse_case("f32:h2:d64:varlen=3,17,0:varlenk=40,0,9:causal-br");
+    EXPECT_EQ(c.B, 3);
+    EXPECT_EQ(c.N, 17);
+    EXPECT_EQ(c.M, 40);
+    EXPECT_EQ(total_rows(c), 20);
+    EXPECT_EQ(total_keys(c), 49);
+    EXPECT_EQ(offset_of(c, 0), 37);
+    EXPECT_EQ(offset_of(c, 1), -17);
+    EXPECT_EQ(visible_pairs(c), 38 + 39 + 40);
+    EXPECT_EQ(to_string(c), "f32:b3:h2:d64:causal-br:varlen=3,17,0:varlenk=40,0,9");
+    const attune_problem p = to_problem(c);
+    EXPECT_EQ(p.flags, uint32_t(ATTUNE_CAUSAL | ATTUNE_VARLEN | ATTUNE_OFFSETS));
+    EXPECT_EQ(p.N, 17);
+    EXPECT_EQ(p.M, 40);
+    EXPECT_EQ(to_string(parse_case("f32:d64:varlen=7:n9:m30")), "f32:b1:h1:n9:m30:d64:varlen=7");
+    EXPECT_EQ(parse_case("f32:d64:varlen=7,8").k_lens, (std::vector<int64_t>{7, 8}));
+
+    EXPECT_EQ(error_of("f32:d8:varlenk=3"),
+              "case 'f32:d8:varlenk=3': varlenk= is given without varlen=; expected both, or varlen= alone");
+    EXPECT_EQ(error_of("f32:d8:varlen=3,4:varlenk=3"),
+              "case 'f32:d8:varlen=3,4:varlenk=3': varlenk= has 1 numbers; expected as many as varlen= (2)");
+    EXPECT_EQ(error_of("f32:d8:varlen=3,4:b3"),
+              "case 'f32:d8:varlen=3,4:b3': b3; expected the number of sequences of varlen= (2), or none");
+    EXPECT_EQ(error_of("f32:d8:varlen=3,4:n3"),
+              "case 'f32:d8:varlen=3,4:n3': n3; expected at least the longest sequence (4), or none");
+    EXPECT_EQ(error_of("f32:d8:varlen=3,4:kvlen=3,5"),
+              "case 'f32:d8:varlen=3,4:kvlen=3,5': kvlen=5; expected at most the number of keys (4)");
+    EXPECT_EQ(error_of("f32:d8:varlen="), "case 'f32:d8:varlen=': varlen=; expected a whole number");
+}
+
 // Useful work, against counting one by one.
 TEST(Case, VisiblePairsAgainstCounting) {
     rc::check("pairs", [](uint64_t seed) {
@@ -184,8 +220,8 @@ TEST(Case, VisiblePairsAgainstCounting) {
         const Case c = random_case(seed, space);
         int64_t pairs = 0;
         for (int64_t b = 0; b < c.B; ++b)
-            for (int64_t i = 0; i < c.N; ++i)
-                for (int64_t j = 0; j < c.M; ++j) {
+            for (int64_t i = 0; i < rows_of(c, b); ++i)
+                for (int64_t j = 0; j < keys_of(c, b); ++j) {
                     const int64_t position = i + offset_of(c, b);
                     if (!c.kv_len.empty() && j >= c.kv_len[size_t(b)]) continue;
                     if (c.causal != Causal::none && j > position) continue;

@@ -62,7 +62,10 @@ expect 2 "--mlir without KERNEL" info --mlir
 expect 2 "is made by halide; expected a kernel made by mlir" info attn_flash_f32_d64_avx2 --mlir
 expect 2 "--rounds=0: expected at least 1" compare --rounds 0 --case f32:n4:d8
 
-expect 0 'wrong' verify --random 20 --seed 11
+expect 0 'kernels on 20 random cases from seed 11: 0 wrong' verify --random 20 --seed 11
+expect 0 '1 kernel on 1 random case from seed 3' verify --random 1 --seed 3 --kernel attn_flash_f32_dbig_sse41
+expect 0 'that none of the kernels asked for can do' verify --random 30 --kernel attn_flash_f32_d64_avx2
+expect 0 'right' verify --case f32:h4/2:d64:varlen=3,17,0:varlenk=40,0,9:causal-br
 expect 0 'right' verify --case f32:b2:h4/2:n13:m29:d64:causal-br --json "$folder/verify.json"
 python3 - "$folder/verify.json" <<'PY' || failures=$((failures + 1))
 import json, sys
