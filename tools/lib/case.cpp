@@ -272,7 +272,8 @@ class Parser {
             error(fmt::format("kvlen= has {} numbers", case_.kv_len.size()), "one for each batch (b={})", case_.B);
         for (int64_t b = 0; b < int64_t(case_.kv_len.size()); ++b)
             if (case_.kv_len[b] > keys_of(case_, b))
-                error(fmt::format("kvlen={}", case_.kv_len[b]), "at most the number of keys ({})", keys_of(case_, b));
+                error(fmt::format("kvlen={}", case_.kv_len[b]), "at most the number of keys ({}{})",
+                      case_.q_lens.empty() ? "m=" : "", keys_of(case_, b));
     }
 
     std::string_view text_;

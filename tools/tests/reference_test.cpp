@@ -148,6 +148,7 @@ TEST(Reference, AgreesWithTheLiteralDefinition) {
     rc::check("O64 and LSE", [](uint64_t seed) {
         CaseSpace space;
         space.most = 30'000;
+        space.flags &= ~uint32_t(ATTUNE_VARLEN); // see PackedSequencesAreSequences
         space.dtypes = {{ATTUNE_F32, ATTUNE_F32}, {ATTUNE_BF16, ATTUNE_BF16}, {ATTUNE_F16, ATTUNE_F32}};
         const Case c = random_case(seed, space);
         const Inputs inputs(c, {seed, Guard::end, true});
@@ -164,6 +165,45 @@ TEST(Reference, AgreesWithTheLiteralDefinition) {
                   std::abs(double(lse[i]) - r.lse[i]) <= 1e-12 * (1 + std::abs(r.lse[i]))))
                 RC_FAIL(to_string(c) + ": LSE[" + std::to_string(i) + "]");
     });
+}
+
+// Packed sequences, against the reference of each by itself.
+TEST(Reference, PackedSequencesAreSequences) {
+    const Case c = parse_case("f32:h4/2:d5/3:varlen=3,0,7:varlenk=6,2,9:causal-br:mask=bool:mask=bias:kvlen=5,1,9");
+    for (Layout layout : {Layout::bhsd, Layout::bshd}) {
+        Case packed_case = c;
+        packed_case.layout = layout;
+        const Inputs packed(packed_case, {3, Guard::end, true});
+        const Reference all = make_reference(packed.problem(), packed.tensors());
+        ASSERT_EQ(all.total_rows, 4 * 10);
+        ASSERT_EQ(all.rows.size(), 40u);
+        for (int64_t b = 0; b < 3; ++b) {
+            attune_problem p = packed.problem();
+            attune_tensors t = packed.tensors();
+            p.B = 1;
+            p.N = rows_of(c, b);
+            p.M = keys_of(c, b);
+            p.flags &= ~uint32_t(ATTUNE_VARLEN | ATTUNE_OFFSETS);
+            p.offset = p.M - p.N;
+            const auto cut = [](attune_tensor &x, int dim, int64_t first) {
+                x.data = static_cast<char *>(x.data) + first * x.stride[dim] * int64_t(dtype_size(x.dtype));
+            };
+            cut(t.q, 2, t.cu_seqlens_q[b]);
+            cut(t.k, 2, t.cu_seqlens_k[b]);
+            cut(t.v, 2, t.cu_seqlens_k[b]);
+            attune_tensor mask = *t.mask;
+            cut(mask, 0, b);
+            t.mask = &mask;
+            t.kv_len += b;
+            const Reference one = make_reference(p, t);
+            for (int64_t h = 0; h < 4; ++h)
+                for (int64_t i = 0; i < p.N; ++i) {
+                    const size_t at = size_t(h * 10 + t.cu_seqlens_q[b] + i), in_one = size_t(h * p.N + i);
+                    EXPECT_EQ(all.lse[at], one.lse[in_one]);
+                    for (size_t d = 0; d < 3; ++d) EXPECT_EQ(all.o[at * 3 + d], one.o[in_one * 3 + d]);
+                }
+        }
+    }
 }
 
 // Writes the plain f32 stages (or any other numbers) to O and LSE of every row.
@@ -185,6 +225,7 @@ TEST(Check, PlainStagesAndRoundedTruthAreWithinTheBound) {
     rc::check("both pass", [](uint64_t seed) {
         CaseSpace space;
         space.most = 30'000;
+        space.flags &= ~uint32_t(ATTUNE_VARLEN); // see PackedSequencesAreSequences
         space.dtypes = {{ATTUNE_F32, ATTUNE_F32}, {ATTUNE_BF16, ATTUNE_BF16}, {ATTUNE_F16, ATTUNE_F16}};
         const Case c = random_case(seed, space);
         const Inputs inputs(c, {seed, Guard::none, true});
