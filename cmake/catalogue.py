@@ -19,6 +19,7 @@ adapter it gets (see runtime/halide/phases.h and runtime/mlir/phases.h).
 """
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ DEVICE_TARGETS = {
     ("cuda", "sm_80"): "x86-64-linux-cuda-cuda_capability_80",
 }
 DEVICES = {"cpu": "ATTUNE_CPU", "opencl": "ATTUNE_OPENCL", "vulkan": "ATTUNE_VULKAN", "cuda": "ATTUNE_CUDA"}
+extra_features = ""  # of every Halide target: --features
 DTYPES = {"f32": ("ATTUNE_F32", "float32"), "bf16": ("ATTUNE_BF16", "bfloat16"), "f16": ("ATTUNE_F16", "float16")}
 FLAGS = {
     "scale": "ATTUNE_SCALE", "causal": "ATTUNE_CAUSAL", "mask": "ATTUNE_MASK", "bias": "ATTUNE_BIAS", "kv_len": "ATTUNE_KV_LEN",
@@ -106,19 +108,86 @@ def size(value, where):
     return value
 
 
+def check_types(entry, where):
+    """Everything that the rest of this program takes for granted, so that a wrong entry is a message and nothing else."""
+    def text(value, what):
+        check(isinstance(value, str) and value, f"{where}: {what} is {value!r}: expected a text")
+
+    def whole(value, what):
+        check(isinstance(value, int) and not isinstance(value, bool) and value >= 0, f"{where}: {what} is {value!r}: expected a whole number")
+
+    for key in ("name", "strategy", "backend", "device", "isa", "variant", "why"):
+        text(entry[key], f"'{key}'")
+    check(re.fullmatch(r"[a-z][a-z0-9_]*", entry["name"]), f"{where}: 'name' is {entry['name']!r}: expected small letters, digits and _")
+    check(entry["variant"] in ("plain", "strict"), f"{where}: 'variant' is {entry['variant']!r}: expected plain or strict")
+    for key in ("dtypes", "phases", "params", "constraints"):
+        check(isinstance(entry[key], dict), f"{where}: '{key}' is {entry[key]!r}: expected an object")
+    for key in ("q", "kv", "o"):
+        text(entry["dtypes"].get(key), f"'dtypes.{key}'")
+    check(entry["phases"], f"{where}: 'phases' is empty: expected at least one")
+    for phase, generator in entry["phases"].items():
+        check(re.fullmatch(r"[a-z_]+", phase), f"{where}: phase {phase!r}: expected small letters and _")
+        text(generator, f"'phases.{phase}'")
+    for key, value in entry["params"].items():
+        check(isinstance(value, (int, float, str)), f"{where}: 'params.{key}' is {value!r}: expected a number or a text")
+        check(re.fullmatch(r"[A-Za-z0-9_.]+", key) and re.fullmatch(r"[A-Za-z0-9_.+-]*", str(value)),
+              f"{where}: 'params.{key}' is {value!r}: expected letters, digits and _ . + -")
+    constraints = entry["constraints"]
+    for key in ("dk", "dv"):
+        size(entry[key], f"{where}: '{key}'")
+        if key in constraints:
+            check(isinstance(constraints[key], list) and len(constraints[key]) == 2, f"{where}: 'constraints.{key}' is {constraints[key]!r}: expected [from, to]")
+            for value in constraints[key]:
+                whole(value, f"'constraints.{key}'")
+    for key, value in constraints.get("least", {}).items() if isinstance(constraints.get("least", {}), dict) else [("least", None)]:
+        whole(value, f"'constraints.least.{key}'")
+    for name, items in (("'mods'", entry["mods"]), ("'constraints.flags'", constraints.get("flags", [])),
+                        ("'constraints.traits'", constraints.get("traits", []))):
+        check(isinstance(items, list), f"{where}: {name} is {items!r}: expected a list")
+        for item in items:
+            text(item, f"an element of {name}")
+    for key in ("window", "gqa"):
+        value = constraints.get(key, True)
+        check(isinstance(value, bool), f"{where}: 'constraints.{key}' is {value!r}: expected true or false")
+
+
+def check_name(entry, where):
+    """attn_<strategy>_<dtype>_d<dk>[x<dv>]_<isa>[_<tiles>][_strict][_<mods>]; d is the bucket, the largest that it takes."""
+    def bucket(key):
+        return "big" if entry[key] == "any" else entry["constraints"].get(key, [0, entry[key]])[1]
+
+    dk, dv, types = bucket("dk"), bucket("dv"), entry["dtypes"]
+    strategy = entry["strategy"]
+    if strategy.endswith("_split") and entry["name"].endswith("_split"):
+        strategy = strategy[:-len("_split")]  # which may stand at the end
+    dtype = types["q"] if types["kv"] == types["q"] else f"{types['q']}kv{types['kv']}"
+    bucket_parts = [f"d{dk}" + (f"x{dv}" if dv != dk else "")] + (["big"] if dk == "big" else [])
+    begins = [f"attn_{strategy}_{dtype}_{d}_{isa}" for d in bucket_parts for isa in (entry["isa"], entry["isa"].replace("sm_", "sm"))]
+    begin = next((x for x in begins if entry["name"].startswith(x)), begins[0])
+    rest = entry["name"][len(begin):]
+    check(entry["name"].startswith(begin) and re.fullmatch(r"(_[a-z0-9]+)*", rest),
+          f"{where}: the name is '{entry['name']}': expected {begin}, then perhaps _tiles, _strict and _mods")
+    parts = rest.split("_")
+    check(("strict" in parts) == (entry["variant"] == "strict"), f"{where}: the name is '{entry['name']}': expected _strict in it if and only if 'variant' is strict")
+    for mod in entry["mods"]:
+        check(mod in parts, f"{where}: the name is '{entry['name']}': expected _{mod} in it, as 'mods' has it")
+
+
 def load(paths):
     kernels, names = [], set()
     for path in paths:
         try:
             entries = json.loads(Path(path).read_text())
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CatalogueError(f"{path}: {error}") from error
         check(isinstance(entries, list), f"{path}: expected a list of kernels")
         for entry in entries:
+            check(isinstance(entry, dict), f"{path}: a kernel is {entry!r}: expected an object")
             where = f"{path}: kernel {entry.get('name', '?')}"
             for key in REQUIRED:
                 check(key in entry, f"{where}: '{key}' is missing")
             check(entry["schema"] == 1, f"{where}: schema is {entry['schema']}: expected 1")
+            check_types(entry, where)
             check(entry["name"] not in names, f"{where}: the name is taken")
             names.add(entry["name"])
             check(entry["device"] in DEVICES, f"{where}: device is '{entry['device']}': expected one of {', '.join(DEVICES)}")
@@ -133,6 +202,7 @@ def load(paths):
                 check(flag in FLAGS, f"{where}: constraints.flags has '{flag}': expected some of {', '.join(FLAGS)}")
             for trait in entry["constraints"].get("traits", []):
                 check(trait in TRAITS, f"{where}: constraints.traits has '{trait}': expected some of {', '.join(TRAITS)}")
+            check_name(entry, where)
             entry["_where"] = where
             kernels.append(entry)
     return kernels
@@ -143,7 +213,7 @@ def target_of(entry, generator):
         # The strict phase is what NaN and infinities are left to.
         return DEVICE_TARGETS[entry["device"], entry["isa"]] + DEVICE_FEATURES + "-strict_float" * (generator == "gpu_strict")
     own_threads = "own_threads" in entry["constraints"].get("traits", [])
-    return ISA_TARGETS[entry["isa"]] + (CHECKED_FEATURES if own_threads else COMMON_FEATURES + "-user_context")
+    return ISA_TARGETS[entry["isa"]] + (CHECKED_FEATURES if own_threads else COMMON_FEATURES + "-user_context") + extra_features
 
 
 def functions_of(entry):
@@ -157,6 +227,8 @@ def functions_of(entry):
         args = [f"{type_name}={kv}"] if generator != "merge" else []  # all but merge read K or V
         if generator in SHARED_GENERATORS:
             chosen = SHARED_GENERATORS[generator]
+            for k in chosen:
+                check(k in entry["params"], f"{entry['_where']}: params.{k} is missing: {generator} takes it")
             args += [f"{k}={entry['params'][k]}" for k in chosen]
             parts = [generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{entry['params'][k]}" for k in chosen]
             function = "attn_" + "_".join(parts)
@@ -185,6 +257,8 @@ def mlir_functions_of(entry):
         check(params["dk"] and params["dv"], f"{entry['_where']}: dk and dv: expected numbers with MLIR")
         function = f"{entry['name']}__{phase}"
         if generator in SHARED_GENERATORS:
+            for k in SHARED_GENERATORS[generator]:
+                check(k in params, f"{entry['_where']}: params.{k} is missing: {generator} takes it")
             params = {k: params[k] for k in SHARED_GENERATORS[generator]}
             function = "attn_" + "_".join([generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{v}" for k, v in params.items()])
         params.pop("q", None)  # the runtime's
@@ -199,7 +273,7 @@ def load_projections(path):
         check(entry.get("isa") in ISA_TARGETS, f"{path}: isa is {entry.get('isa')!r}: expected one of {', '.join(ISA_TARGETS)}")
         for rows in (entry["rows"], 1):
             name = f"matmul_f32_{entry['isa']}_r{rows}c{entry['panel']}"
-            command = ["projection", name, ISA_TARGETS[entry["isa"]] + COMMON_FEATURES, f"rows={rows}", f"panel={entry['panel']}"]
+            command = ["projection", name, ISA_TARGETS[entry["isa"]] + COMMON_FEATURES + extra_features, f"rows={rows}", f"panel={entry['panel']}"]
             result.append((name, entry["isa"], rows, entry["panel"], command))
     return result
 
@@ -219,6 +293,8 @@ def descriptor(entry, out):
         keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
         numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}"
     else:
+        check(isinstance(p.get("panel"), int) and p["panel"] > 0, f"{where}: params.panel is {p.get('panel')!r}: expected a positive integer")
+        check("blocks" in p, f"{where}: params.blocks is missing")
         check(str(p["blocks"]).split("+")[-1] == str(p["q"]), f"{where}: params.blocks is {p['blocks']}: expected q={p['q']} at its end")
         numbers = f"{dk}, {dv}, {p['q']}, {p['panel']}, {str('mlir_rowblock' in entry['phases'].values()).lower()}"
     out.append(f"constexpr {ns}::KernelMeta {meta}{{{numbers}}};")
@@ -323,7 +399,10 @@ def main():
     parser.add_argument("--ranking", required=True, type=Path)
     parser.add_argument("--projections", required=True, type=Path)
     parser.add_argument("catalogues", nargs="+")
+    parser.add_argument("--features", default="", help="more features of every Halide target, e.g. -asan")
     args = parser.parse_args()
+    global extra_features
+    extra_features = args.features
     args.out.mkdir(parents=True, exist_ok=True)
     kernels = [k for k in load(args.catalogues) if k["backend"] != "mlir" or args.mlir_generator]
     mma = [k for k in kernels if is_mma(k)]

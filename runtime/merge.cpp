@@ -116,7 +116,7 @@ void merge_part(void *context, const Part &part) {
 using namespace attune::rt;
 
 extern "C" attune_status attune_merge(const attune_partial *parts, int64_t num_parts, const float *sinks,
-                                      const attune_tensor *o, const attune_tensor *lse) {
+                                      const attune_tensor *o, const attune_tensor *lse) try {
     if (num_parts < 0) return fail(ATTUNE_INVALID_ARGUMENT, "num_parts is {}: expected 0 or more", num_parts);
     if (!parts && num_parts) return fail(ATTUNE_INVALID_ARGUMENT, "parts is null: expected {} partials", num_parts);
     if (!o) return fail(ATTUNE_INVALID_ARGUMENT, "o is null: expected the tensor to write");
@@ -124,24 +124,25 @@ extern "C" attune_status attune_merge(const attune_partial *parts, int64_t num_p
         if (o->shape[d] < 0)
             return fail(ATTUNE_INVALID_ARGUMENT, "o.shape[{}] is {}: expected 0 or more", d, o->shape[d]);
     const auto float_type = [](attune_dtype t) { return t == ATTUNE_F32 || t == ATTUNE_BF16 || t == ATTUNE_F16; };
-    const auto check = [&](const std::string &name, const attune_tensor &t, bool is_lse, bool output) {
+    const auto check = [&](const char *name, const attune_tensor &t, bool is_lse, bool output) {
         const attune_dtype dtype = is_lse ? ATTUNE_F32 : t.dtype;
         if (!is_lse && !float_type(t.dtype))
             return fail(ATTUNE_INVALID_ARGUMENT, "{}.dtype is {} ({}): expected f32, bf16 or f16", name,
                         attune_dtype_string(t.dtype), int(t.dtype));
-        return check_tensor({name.c_str(),
-                             t,
-                             dtype,
-                             ATTUNE_CPU,
-                             {o->shape[0], o->shape[1], o->shape[2], is_lse ? 1 : o->shape[3]},
-                             !output});
+        return check_tensor(
+            {name, t, dtype, ATTUNE_CPU, {o->shape[0], o->shape[1], o->shape[2], is_lse ? 1 : o->shape[3]}, !output});
     };
     if (attune_status s = check("o", *o, false, true)) return s;
     if (lse)
         if (attune_status s = check("lse", *lse, true, true)) return s;
     for (int64_t n = 0; n < num_parts; n++) {
-        if (attune_status s = check(fmt::format("parts[{}].o", n), parts[n].o, false, false)) return s;
-        if (attune_status s = check(fmt::format("parts[{}].lse", n), parts[n].lse, true, false)) return s;
+        char name[40]; // a string might allocate
+        const auto part = [&](const char *what) {
+            *fmt::format_to_n(name, sizeof name - 1, "parts[{}].{}", n, what).out = '\0';
+            return name;
+        };
+        if (attune_status s = check(part("o"), parts[n].o, false, false)) return s;
+        if (attune_status s = check(part("lse"), parts[n].lse, true, false)) return s;
     }
     Merge m{parts, num_parts, sinks, *o, lse, 1};
     if (!m.rows()) return ATTUNE_OK;
@@ -151,4 +152,6 @@ extern "C" attune_status attune_merge(const attune_partial *parts, int64_t num_p
     const int64_t tasks = ceil_div(m.rows(), m.rows_per_task);
     parallel_groups(attune_get_num_threads(), 1, {&tasks, 1}, merge_part, &m);
     return ATTUNE_OK;
+} catch (const std::bad_alloc &) { // messages take memory
+    return fail(ATTUNE_OUT_OF_MEMORY, "no memory for the message of an error");
 }

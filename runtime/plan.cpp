@@ -228,7 +228,7 @@ extern "C" const attune_problem *attune_plan_problem(const attune_plan *plan) {
 }
 
 extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensors *tensors, void *workspace,
-                                    size_t workspace_size) {
+                                    size_t workspace_size) try {
     if (!plan) return fail(ATTUNE_INVALID_ARGUMENT, "plan is null: expected a plan of attune_plan_create");
     const attune_problem &p = plan->problem;
     if (attune_status s = validate_tensors(p, tensors)) return s;
@@ -257,6 +257,8 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
                     {phase_seconds.data(), time_phases ? phases : 0});
     if (run.error.any()) return kernel_failed(k, run.error);
     return ATTUNE_OK;
+} catch (const std::bad_alloc &) { // a run takes no memory, but messages do
+    return fail(ATTUNE_OUT_OF_MEMORY, "no memory for the message of an error");
 }
 
 extern "C" void attune_time_phases(int on) {

@@ -86,22 +86,25 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
 using namespace attune::rt;
 
 extern "C" int64_t attune_num_kernels(void) {
-    return int64_t(all_kernels().size());
+    std::lock_guard lock(registry().mutex);
+    return int64_t(registry().kernels.size());
 }
 
 extern "C" const attune_kernel *attune_kernel_at(int64_t index) {
-    const auto kernels = all_kernels();
+    std::lock_guard lock(registry().mutex);
+    const auto &kernels = registry().kernels;
     return index >= 0 && index < int64_t(kernels.size()) ? kernels[index] : nullptr;
 }
 
 extern "C" const attune_kernel *attune_find_kernel(const char *name) {
-    if (name)
-        for (const attune_kernel *k : all_kernels())
-            if (std::string_view(name) == k->name) return k;
+    if (!name) return nullptr;
+    std::lock_guard lock(registry().mutex);
+    for (const attune_kernel *k : registry().kernels)
+        if (std::string_view(name) == k->name) return k;
     return nullptr;
 }
 
-extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) {
+extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) try {
     if (!kernel) return fail(ATTUNE_INVALID_ARGUMENT, "kernel is null: expected a descriptor");
     if (kernel->struct_size != sizeof(attune_kernel))
         return fail(ATTUNE_INVALID_ARGUMENT, "kernel->struct_size is {}: expected {} (built for another version?)",
@@ -122,15 +125,16 @@ extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) {
                         kernel->name);
     registry().kernels.push_back(kernel);
     return ATTUNE_OK;
+} catch (const std::bad_alloc &) {
+    return fail(ATTUNE_OUT_OF_MEMORY, "no memory for another entry of the registry");
 }
 
-extern "C" const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem) {
-    thread_local std::string reason;
+extern "C" const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem) try {
+    thread_local char reason[1024]; // no string, for the same reason as in status.cpp
     if (!kernel) return "kernel is null: expected one of the registry";
-    if (validate_problem(problem) != ATTUNE_OK) {
-        reason = attune_last_error();
-        return reason.c_str();
-    }
-    reason = refusal(*kernel, *problem);
-    return reason.empty() ? nullptr : reason.c_str();
+    const std::string why = validate_problem(problem) != ATTUNE_OK ? attune_last_error() : refusal(*kernel, *problem);
+    reason[why.copy(reason, sizeof reason - 1)] = '\0';
+    return why.empty() ? nullptr : reason;
+} catch (const std::bad_alloc &) {
+    return "there is no memory to find out";
 }

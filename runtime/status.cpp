@@ -1,14 +1,22 @@
 #include "status.h"
 
+#include <algorithm>
+#include <cstring>
+#include <new>
+
 namespace attune::rt {
 
 namespace {
-thread_local std::string last_error;
+// A buffer and no string: messages are wanted where memory has run out, and even a string's destructor at a thread's
+// end takes memory to register. The longest message is the list of reasons why no kernel can do a problem.
+thread_local char last_error[16384];
 thread_local unsigned count = 0;
 } // namespace
 
-void set_last_error(std::string message) {
-    last_error = std::move(message);
+void set_last_error(std::string_view message) noexcept {
+    const size_t n = std::min(message.size(), sizeof last_error - 1);
+    std::memmove(last_error, message.data(), n); // it may be (a part of) the last one
+    last_error[n] = '\0';
     count++;
 }
 
@@ -20,13 +28,16 @@ void TaskError::note(int code, const char *where, unsigned before) {
     int none = 0;
     if (!code_.compare_exchange_strong(none, code)) return;
     where_ = where;
-    message_ = count != before ? last_error : "(no message)";
+    try {
+        message_ = count != before ? last_error : "(no message)";
+    } catch (const std::bad_alloc &) { // the code will have to do
+    }
 }
 
 } // namespace attune::rt
 
 extern "C" const char *attune_last_error(void) {
-    return attune::rt::last_error.c_str();
+    return attune::rt::last_error;
 }
 
 extern "C" const char *attune_status_string(attune_status status) {

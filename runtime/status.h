@@ -7,10 +7,11 @@
 
 #include <atomic>
 #include <string>
+#include <string_view>
 
 namespace attune::rt {
 
-void set_last_error(std::string message);
+void set_last_error(std::string_view message) noexcept;
 // How many messages the calling thread has been given so far.
 unsigned error_count();
 
@@ -36,10 +37,14 @@ class TaskError {
     std::string message_;
 };
 
-// Sets the calling thread's message and returns `status`.
+// Sets the calling thread's message and returns `status`. Where there is no memory for the message, a shorter one.
 template <typename... Args>
-attune_status fail(attune_status status, fmt::format_string<Args...> format, Args &&...args) {
-    set_last_error(fmt::format(format, std::forward<Args>(args)...));
+attune_status fail(attune_status status, fmt::format_string<Args...> format, Args &&...args) noexcept {
+    try {
+        set_last_error(fmt::format(format, std::forward<Args>(args)...));
+    } catch (const std::bad_alloc &) {
+        set_last_error("out of memory, also for the message of this error");
+    }
     return status;
 }
 

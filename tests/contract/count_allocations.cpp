@@ -14,6 +14,11 @@ namespace attune::contract {
 
 namespace {
 std::atomic<int64_t> count{0};
+thread_local int64_t left = -1; // before allocations fail
+} // namespace
+
+void fail_allocations(int64_t after) {
+    left = after;
 }
 
 int64_t allocations() {
@@ -24,8 +29,13 @@ int64_t allocations() {
 bool can_count_allocations() {
     return true;
 }
-void count_one() {
+// False if the allocation has to fail.
+bool count_one() {
     count.fetch_add(1, std::memory_order_relaxed);
+    if (left < 0) return true;
+    if (left > 0) return --left, true;
+    errno = ENOMEM;
+    return false;
 }
 #else
 bool can_count_allocations() {
@@ -43,29 +53,24 @@ void *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);
 
 void *malloc(size_t n) {
-    attune::contract::count_one();
-    return __libc_malloc(n);
+    return attune::contract::count_one() ? __libc_malloc(n) : nullptr;
 }
 void *calloc(size_t n, size_t size) {
-    attune::contract::count_one();
-    return __libc_calloc(n, size);
+    return attune::contract::count_one() ? __libc_calloc(n, size) : nullptr;
 }
 void *realloc(void *p, size_t n) {
-    attune::contract::count_one();
-    return __libc_realloc(p, n);
+    return attune::contract::count_one() ? __libc_realloc(p, n) : nullptr;
 }
 void *memalign(size_t alignment, size_t n) {
-    attune::contract::count_one();
-    return __libc_memalign(alignment, n);
+    return attune::contract::count_one() ? __libc_memalign(alignment, n) : nullptr;
 }
 void *aligned_alloc(size_t alignment, size_t n) {
-    attune::contract::count_one();
-    return __libc_memalign(alignment, n);
+    return attune::contract::count_one() ? __libc_memalign(alignment, n) : nullptr;
 }
 int posix_memalign(void **p, size_t alignment, size_t n) {
-    attune::contract::count_one();
-    *p = __libc_memalign(alignment, n);
-    return *p ? 0 : ENOMEM;
+    void *made = attune::contract::count_one() ? __libc_memalign(alignment, n) : nullptr;
+    if (made) *p = made;
+    return made ? 0 : ENOMEM;
 }
 }
 #endif

@@ -16,6 +16,7 @@ namespace {
 constexpr std::string_view kExample = "f32:b1:h8/2:n1024:m4096:d64/64:causal";
 // 2^40 is more than any array that fits a machine, and small enough for products of two sizes to fit int64.
 constexpr int64_t kLargestSize = int64_t(1) << 40;
+constexpr int64_t kLongestList = 1 << 24;
 
 constexpr struct {
     std::string_view form, meaning;
@@ -267,6 +268,8 @@ class Parser {
             error("both causal-br and offset= are given", "one of them (causal-br means causal with offset m - n)");
         if (!case_.offsets.empty() && int64_t(case_.offsets.size()) != case_.B)
             error(fmt::format("offset= has {} numbers", case_.offsets.size()), "one for each batch (b={})", case_.B);
+        if (case_.kv_len.size() == 1 && case_.B > kLongestList)
+            error(fmt::format("b{}", case_.B), "at most {} where kvlen= stands for all", kLongestList);
         if (case_.kv_len.size() == 1 && case_.B != 1) case_.kv_len.resize(case_.B, case_.kv_len[0]);
         if (!case_.kv_len.empty() && int64_t(case_.kv_len.size()) != case_.B)
             error(fmt::format("kvlen= has {} numbers", case_.kv_len.size()), "one for each batch (b={})", case_.B);

@@ -49,8 +49,8 @@ class Buffer {
 struct InputOptions {
     uint64_t seed = 0;
     Guard guard = Guard::none;
-    bool huge_pages = false;       // no guard then
     bool poison_invisible = false; // NaN (and every third time an infinity) in K and V at keys that no row may see
+    bool huge_pages = false;       // no guard then
 };
 
 class Inputs {
