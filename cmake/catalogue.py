@@ -130,8 +130,8 @@ def check_types(entry, where):
         text(generator, f"'phases.{phase}'")
     for key, value in entry["params"].items():
         check(isinstance(value, (int, float, str)), f"{where}: 'params.{key}' is {value!r}: expected a number or a text")
-        check(re.fullmatch(r"[A-Za-z0-9_.]+", key) and re.fullmatch(r"[A-Za-z0-9_.+-]*", str(value)),
-              f"{where}: 'params.{key}' is {value!r}: expected letters, digits and _ . + -")
+        check(re.fullmatch(r"[A-Za-z0-9_.]+", key) and re.fullmatch(r"[A-Za-z0-9_.+= -]*", str(value)),
+              f"{where}: 'params.{key}' is {value!r}: expected letters, digits, spaces and _ . + - =")
     constraints = entry["constraints"]
     for key in ("dk", "dv"):
         size(entry[key], f"{where}: '{key}'")
