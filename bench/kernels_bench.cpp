@@ -1,7 +1,7 @@
-// Google Benchmark over the registry: every kernel that the run-time registry lists, on each case that it can do. The
-// result of each is checked against the float64 reference before its time counts. `attune compare` is the better tool
-// for comparing two kernels (it interleaves them); this one is for watching a kernel over time, with the library's own
-// statistics and output formats.
+// Google Benchmark over the registry: every kernel that the run-time registry lists, on each case that it can do, and
+// on one of its own sizes if it can do none. The result of each is checked against the float64 reference before its
+// time counts. `attune compare` is the better tool for comparing two kernels (it interleaves them); this one is for
+// watching a kernel over time, with the library's own statistics and output formats.
 #include "lib/case.h"
 #include "lib/inputs.h"
 #include "lib/reference.h"
@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -56,13 +57,28 @@ void run(benchmark::State &state, const attune_kernel *kernel, const std::string
         useful_flops(p.inputs.input_case()) * 1e-9 * double(state.iterations()), benchmark::Counter::kIsRate);
 }
 
+// Those of kCases that the kernel can do, and for the sizes that none of them has one of its own.
+std::vector<std::string> cases_of(const attune_kernel &k) {
+    const auto can = [&](const std::string &text) {
+        const attune_problem problem = to_problem(parse_case(text));
+        return !attune_kernel_refuses(&k, &problem);
+    };
+    std::vector<std::string> cases;
+    for (const char *text : kCases)
+        if (can(text)) cases.emplace_back(text);
+    const int64_t dk = k.dk ? k.dk : std::clamp<int64_t>(64, k.dk_min, k.dk_max),
+                  dv = k.dv ? k.dv : std::clamp<int64_t>(64, k.dv_min, k.dv_max);
+    const std::string own = fmt::format("f32:b1:h{}:n{}:m{}:d{}/{}", std::max<int64_t>(8, k.h_min),
+                                        std::max<int64_t>(512, k.n_min), std::max<int64_t>(512, k.m_min), dk, dv);
+    if (cases.empty() && can(own)) cases.push_back(own);
+    return cases;
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
     for (const attune_kernel *kernel : all_kernels())
-        for (const char *text : kCases) {
-            const attune_problem problem = to_problem(parse_case(text));
-            if (attune_kernel_refuses(kernel, &problem)) continue;
+        for (const std::string &text : cases_of(*kernel)) {
             auto *b = benchmark::RegisterBenchmark(fmt::format("{}/{}/threads", kernel->name, text).c_str(),
                                                    [=](benchmark::State &state) { run(state, kernel, text); });
             b->Arg(1)->UseRealTime()->Unit(benchmark::kMicrosecond);
