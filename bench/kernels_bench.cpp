@@ -66,8 +66,8 @@ std::vector<std::string> cases_of(const attune_kernel &k) {
     std::vector<std::string> cases;
     for (const char *text : kCases)
         if (can(text)) cases.emplace_back(text);
-    const int64_t dk = k.dk ? k.dk : std::clamp<int64_t>(64, k.dk_min, k.dk_max),
-                  dv = k.dv ? k.dv : std::clamp<int64_t>(64, k.dv_min, k.dv_max);
+    const int64_t dk = std::clamp<int64_t>(k.dk ? k.dk : 64, k.dk_min, k.dk_max),
+                  dv = std::clamp<int64_t>(k.dv ? k.dv : 64, k.dv_min, k.dv_max);
     const std::string own = fmt::format("f32:b1:h{}:n{}:m{}:d{}/{}", std::max<int64_t>(8, k.h_min),
                                         std::max<int64_t>(512, k.n_min), std::max<int64_t>(512, k.m_min), dk, dv);
     if (cases.empty() && can(own)) cases.push_back(own);
