@@ -174,7 +174,9 @@ std::optional<SafetensorsFile> SafetensorsFile::open(const std::string &path, st
             }
             continue;
         }
-        auto tensor_fail = [&](const std::string &what) { return fail(fmt::format("tensor '{}': {}", name, what)); };
+        auto tensor_fail = [&, name = name](const std::string &what) {
+            return fail(fmt::format("tensor '{}': {}", name, what));
+        };
         if (!entry.is_object()) return tensor_fail(fmt::format("its entry is {}: expected an object", shown(entry)));
         for (const char *key : {"dtype", "shape", "data_offsets"})
             if (!entry.contains(key)) return tensor_fail(fmt::format("its entry lacks '{}'", key));
