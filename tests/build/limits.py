@@ -31,7 +31,7 @@ def stripped_mib(archive):
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / archive.name
         shutil.copy(archive, copy)
-        subprocess.run(["strip", "--strip-unneeded", str(copy)], check=True)
+        subprocess.run(["strip", "--strip-debug", str(copy)], check=True)
         return copy.stat().st_size / 2**20
 
 
