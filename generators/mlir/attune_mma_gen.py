@@ -85,8 +85,8 @@ class Lowering:
         # Without loop strength reduction: 2 to 12 registers fewer.
         self.run("llc", "llc", "-O3", "-disable-lsr", f"-mtriple={TRIPLE}", f"-mcpu={self.arch}", "-mattr=+ptx80", "--denormal-fp-math-f32=preserve-sign",
                  self.get("llvm"), "-o", out)
-        # Its text lies in the library: comments are a twentieth of it.
-        lines = (line.split("//")[0].rstrip() for line in out.read_text().splitlines())
+        # Its text lies in the library: comments and margins are a twelfth of it.
+        lines = (line.split("//")[0].strip() for line in out.read_text().splitlines())
         out.write_text("".join(line + "\n" for line in lines if line))
 
 

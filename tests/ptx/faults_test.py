@@ -45,7 +45,7 @@ FAULTS = [
     ("a shuffle over other threads", changed(r"(shfl\.sync\.bfly\.b32.*), 2, 31", r"\1, 4, 31"), "wrong"),
     ("a shuffle that changes nothing", changed(r"(shfl\.sync\.bfly\.b32.*), 1, 31", r"\1, 0, 31"), "wrong"),
     ("a copy of other bytes", changed(r"(cp\.async\.cg\.shared\.global \[%\w+)\+(\d+)\]", lambda m: f"{m[1]}+{int(m[2]) + 16}]"), "wrong uninitialised race in-flight bounds"),
-    ("a store of fewer rows", changed(r"(\n\t@.*bra[^\n]*\n[^\n]*\n(?:[^\n]*\n){0,40}?)\tst\.global\.b32 ", r"\1//"), "wrong uninitialised"),
+    ("a store of fewer rows", changed(r"(\n\s*@.*bra[^\n]*\n[^\n]*\n(?:[^\n]*\n){0,40}?)\s*st\.global\.b32 ", r"\1//"), "wrong uninitialised"),
     ("exponentials of other numbers", changed(r"ex2\.approx\.ftz\.f32 \t(%\w+), (%\w+);", r"ex2.approx.ftz.f32 \t\1, 0f00000000;"), "wrong"),
     ("an unknown modifier", changed(r"mma\.sync\.aligned", "mma.sp.sync.aligned"), "unsupported"),
 ]
