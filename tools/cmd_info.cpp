@@ -52,21 +52,19 @@ std::string trait_names(uint32_t traits) {
 }
 
 // {"q":24,"k":192} -> "q=24 k=192"
-std::string short_params(const char *params) {
-    const auto json = nlohmann::json::parse(params ? params : "", nullptr, false);
-    if (!json.is_object()) return params ? params : "";
+std::string short_params(const attune_kernel &k) {
     std::string s;
-    for (const auto &[name, value] : json.items())
+    const nlohmann::json knobs = kernel_knobs(k);
+    for (const auto &[name, value] : knobs.items())
         s += fmt::format("{}{}={}", s.empty() ? "" : " ", name,
                          value.is_string() ? value.get<std::string>() : value.dump());
     return s;
 }
 
 // The tile sizes alone, for the table: the rest is in `attune info KERNEL`.
-std::string tile_params(const std::string &params) {
+std::string tile_params(const attune_kernel &k) {
     std::string text;
-    const nlohmann::json knobs = nlohmann::json::parse(params, nullptr, false);
-    if (!knobs.is_object()) return text;
+    const nlohmann::json knobs = kernel_knobs(k);
     for (const char *name : {"q", "k", "panel", "split_keys"})
         if (knobs.contains(name) && knobs[name] != 0)
             text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, knobs[name].dump());
@@ -101,7 +99,6 @@ nlohmann::json code_json(const attune_kernel &k) {
 }
 
 nlohmann::json kernel_json(const attune_kernel &k) {
-    const auto params = nlohmann::json::parse(k.params ? k.params : "", nullptr, false);
     nlohmann::json phases = nlohmann::json::array();
     for (int64_t i = 0; i < k.num_phases; ++i) phases.push_back(k.phases[i].name);
     return {{"name", k.name},
@@ -116,7 +113,7 @@ nlohmann::json kernel_json(const attune_kernel &k) {
             {"window", k.window != 0},
             {"gqa", k.gqa != 0},
             {"traits", trait_names(k.traits)},
-            {"params", params.is_discarded() ? nlohmann::json() : params},
+            {"params", kernel_knobs(k)},
             {"why", k.why ? k.why : ""},
             {"phases", phases},
             {"code", code_json(k)},
@@ -208,8 +205,8 @@ void show_machine_and_registry(const InfoOptions &options) {
         filter.device = k->device;
         if (!filter.accepts(*k)) continue;
         const std::string reason = runs_here(*k);
-        table.add({k->name, k->strategy, k->backend, k->isa, kernel_dtypes(*k), kernel_features(*k),
-                   tile_params(k->params), trait_names(k->traits), reason.empty() ? "yes" : "no: " + reason});
+        table.add({k->name, k->strategy, k->backend, k->isa, kernel_dtypes(*k), kernel_features(*k), tile_params(*k),
+                   trait_names(k->traits), reason.empty() ? "yes" : "no: " + reason});
         kernels.push_back(kernel_json(*k));
     }
     fmt::print("\n{} kernels\n\n{}", table.size(), table.text());
@@ -251,7 +248,7 @@ std::string facts(const attune_kernel &k) {
                      : fmt::format("{} to {}, at run time", k.dv_min, k.dv_max));
     line("features", flag_names(k.flags) + (k.window ? ", window" : "") + (k.gqa ? ", grouped heads" : ""));
     line("traits", trait_names(k.traits));
-    line("knobs", short_params(k.params));
+    line("knobs", short_params(k));
     std::string phases;
     for (int64_t i = 0; i < k.num_phases; ++i) phases += (i ? ", " : "") + std::string(k.phases[i].name);
     line("phases", phases);
@@ -284,8 +281,7 @@ std::string facts(const attune_kernel &k) {
     }
     // Of the function that does the work: the first launch, assembled for each architecture.
     if (k.device == ATTUNE_CUDA && k.num_code > 0) {
-        const auto knobs = nlohmann::json::parse(k.params ? k.params : "", nullptr, false);
-        const int64_t rows = knobs.is_object() ? knobs.value("ti", int64_t(1)) * knobs.value("ty", int64_t(1)) : 1;
+        const int64_t rows = knob(k, "ti", 1) * knob(k, "ty", 1);
         const bool block = std::string_view(k.strategy) == "gpu_block";
         for (int64_t i = 0; block && i < k.num_code && std::string_view(k.code[i].function) == k.code[0].function;
              ++i) {

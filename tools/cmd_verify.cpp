@@ -5,18 +5,16 @@
 #include "commands.h"
 
 #include "lib/error.h"
+#include "lib/running.h"
 #include "lib/verifier.h"
 
 #include <algorithm>
 #include <atomic>
-#include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <thread>
-#include <unistd.h>
 
 namespace attune::tools {
 namespace {
@@ -27,25 +25,6 @@ struct VerifyOptions {
     int64_t random = 0;
     bool keep_going = false, verbose = false;
 };
-
-extern "C" void on_memory_fault(int) {
-    const char *running = running_now();
-    if (write(STDERR_FILENO, running, std::strlen(running)) < 0) _exit(3);
-    _exit(1);
-}
-
-void install_fault_handler() {
-    static char stack[64 * 1024]; // of its own, so that an overflow of the kernel's stack is reported too
-    stack_t alternative{};
-    alternative.ss_sp = stack;
-    alternative.ss_size = sizeof stack;
-    sigaltstack(&alternative, nullptr);
-    struct sigaction action {};
-    action.sa_handler = on_memory_fault;
-    action.sa_flags = SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) sigaction(signal, &action, nullptr);
-}
 
 ResultRow to_row(const Case &c, uint64_t seed, const Outcome &o) {
     ResultRow row;

@@ -162,6 +162,22 @@ attune_status check_place(attune_device device, const char *name, const void *ad
     return ATTUNE_OK;
 }
 
+struct Argument {
+    const char *name;
+    const void *address;
+};
+
+// A copy between the host and a device, once its arguments are checked.
+template <typename F>
+attune_status copy(attune_device device, const Argument &host, const Argument &there, size_t bytes, F run) {
+    if (attune_status s = check_device(device)) return s;
+    if (!bytes) return ATTUNE_OK;
+    if (!host.address) return fail(ATTUNE_INVALID_ARGUMENT, "{} is null: expected {} bytes", host.name, bytes);
+    Place place;
+    if (attune_status s = check_place(device, there.name, there.address, bytes, place)) return s;
+    return run(backend(device), place);
+}
+
 } // namespace
 
 extern "C" void attune_device_info_init(attune_device_info *info) {
@@ -221,21 +237,14 @@ extern "C" attune_status attune_device_import(attune_device device, void *handle
 }
 
 extern "C" attune_status attune_device_copy_in(attune_device device, void *to, const void *from_host, size_t bytes) {
-    if (attune_status s = check_device(device)) return s;
-    if (!bytes) return ATTUNE_OK;
-    if (!from_host) return fail(ATTUNE_INVALID_ARGUMENT, "from_host is null: expected {} bytes", bytes);
-    Place place;
-    if (attune_status s = check_place(device, "to", to, bytes, place)) return s;
-    return backend(device).copy_in(place.handle, place.offset, from_host, bytes);
+    return copy(device, {"from_host", from_host}, {"to", to}, bytes, [&](Backend &b, const Place &place) {
+        return b.copy_in(place.handle, place.offset, from_host, bytes);
+    });
 }
 
 extern "C" attune_status attune_device_copy_out(attune_device device, void *to_host, const void *from, size_t bytes) {
-    if (attune_status s = check_device(device)) return s;
-    if (!bytes) return ATTUNE_OK;
-    if (!to_host) return fail(ATTUNE_INVALID_ARGUMENT, "to_host is null: expected room for {} bytes", bytes);
-    Place place;
-    if (attune_status s = check_place(device, "from", from, bytes, place)) return s;
-    return backend(device).copy_out(to_host, place.handle, place.offset, bytes);
+    return copy(device, {"to_host", to_host}, {"from", from}, bytes,
+                [&](Backend &b, const Place &place) { return b.copy_out(to_host, place.handle, place.offset, bytes); });
 }
 
 extern "C" attune_status attune_device_synchronize(attune_device device) {

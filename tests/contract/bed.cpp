@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <csignal>
 #include <cstring>
 #include <fmt/format.h>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -25,43 +23,9 @@ const char *guard_name(Guard guard) {
     return guard == Guard::end ? "guard at the end" : guard == Guard::start ? "guard at the start" : "no guard";
 }
 
-// What runs now, for the handler of a memory fault. A fixed buffer: a signal handler may not allocate.
-char running[2048];
-
-extern "C" void on_memory_fault(int) {
-    constexpr char kWhat[] = "\nA memory fault, during: ";
-    if (write(STDERR_FILENO, kWhat, sizeof kWhat - 1) < 0) _exit(3);
-    if (write(STDERR_FILENO, running, std::strlen(running)) < 0) _exit(3);
-    if (write(STDERR_FILENO, "\n", 1) < 0) _exit(3);
-    _exit(1);
-}
-
 int stretched = 0; // cases of this test so far that were made longer to suit a kernel
 
 } // namespace
-
-void install_fault_handler() {
-    static char stack[64 * 1024]; // of its own, so that an overflow of the kernel's stack is reported too
-    stack_t alternative{};
-    alternative.ss_sp = stack;
-    alternative.ss_size = sizeof stack;
-    sigaltstack(&alternative, nullptr);
-    struct sigaction action {};
-    action.sa_handler = on_memory_fault;
-    action.sa_flags = SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    for (int signal : {SIGSEGV, SIGBUS, SIGILL, SIGFPE}) sigaction(signal, &action, nullptr);
-}
-
-Running::Running(const std::string &text) {
-    const size_t n = std::min(text.size(), sizeof running - 1);
-    std::memcpy(running, text.data(), n);
-    running[n] = '\0';
-}
-
-Running::~Running() {
-    std::strcpy(running, "the test's own code");
-}
 
 attune_device device_under_test() {
     static const attune_device device = [] {
@@ -93,13 +57,21 @@ const std::string &isa_under_test() {
     return isa;
 }
 
+const std::vector<const attune_kernel *> &kernels_of_all_types() {
+    static const std::vector<const attune_kernel *> kernels = [] {
+        auto some = all_kernels();
+        std::erase_if(some, [](const attune_kernel *k) {
+            return k->device != device_under_test() || k->isa != isa_under_test();
+        });
+        return some;
+    }();
+    return kernels;
+}
+
 const std::vector<const attune_kernel *> &kernels_under_test() {
     static const std::vector<const attune_kernel *> kernels = [] {
-        std::vector<const attune_kernel *> some;
-        for (const attune_kernel *k : all_kernels())
-            // Many tests state bounds for f32. f16, which only devices have, is left to the random cases.
-            if (k->device == device_under_test() && k->isa == isa_under_test() && k->q_dtype == ATTUNE_F32)
-                some.push_back(k);
+        auto some = kernels_of_all_types();
+        std::erase_if(some, [](const attune_kernel *k) { return k->q_dtype != ATTUNE_F32; });
         return some;
     }();
     return kernels;
@@ -107,12 +79,6 @@ const std::vector<const attune_kernel *> &kernels_under_test() {
 
 bool is_fused(const attune_kernel &k) {
     return !(k.traits & (ATTUNE_TRAIT_QUADRATIC | ATTUNE_TRAIT_ON_REQUEST));
-}
-
-int64_t knob(const attune_kernel &k, const char *name, int64_t otherwise) {
-    const auto params = nlohmann::json::parse(k.params, nullptr, false);
-    if (!params.is_object() || !params.contains(name) || !params[name].is_number_integer()) return otherwise;
-    return params[name].get<int64_t>();
 }
 
 void ContractTest::SetUp() {
@@ -288,7 +254,7 @@ bool Array::all_pattern() const {
 Bed::Bed(const Case &stated, uint64_t seed, const Places &places, Guard guard)
     : c(stated), p(to_problem(stated)), places_(places), guard_(guard), seed_(seed) {
     p.device = device_under_test();
-    enum Stream : uint64_t { kQ = 1, kK, kV, kMask, kBias, kSink };
+    enum Stream : uint64_t { kQ = 1, kK, kV, kMask, kBias };
     const bool packed = !c.q_lens.empty();
     const int64_t B = packed ? 1 : c.B, N = packed ? total_rows(c) : c.N, M = packed ? total_keys(c) : c.M;
     q = Array(c.dtype, {B, c.Hq, N, c.dk}, places.q, guard, false);
@@ -318,17 +284,13 @@ Bed::Bed(const Case &stated, uint64_t seed, const Places &places, Guard guard)
     }
     kv_len = c.kv_len;
     offsets = c.offsets;
-    if (offsets.empty() && p.flags & ATTUNE_OFFSETS)
-        for (int64_t b = 0; b < c.B; b++) offsets.push_back(offset_of(c, b));
+    if (offsets.empty() && p.flags & ATTUNE_OFFSETS) offsets = offsets_of(c);
     if (packed) {
         cu_q = cumulative(c.q_lens);
         cu_k = cumulative(c.k_lens);
     }
     if (c.alibi) slopes = alibi_slopes(c.Hq);
-    if (c.sink) {
-        Random random(seed, kSink);
-        for (int64_t h = 0; h < c.Hq; h++) sinks.push_back(float(random.normal()));
-    }
+    if (c.sink) sinks = random_sinks(c.Hq, seed);
 }
 
 void Bed::ask_for_scores(attune_scores_stage stage) {
@@ -460,7 +422,7 @@ bool Bed::position_sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
 
 bool run(const attune_kernel &kernel, Bed &bed, const RunOptions &options) {
     const std::string what = fmt::format("{}, {} thread(s), on {}", kernel.name, options.threads, bed.text());
-    const Running running_now(what);
+    const Running now(what);
     std::string why;
     const Plan plan = make_plan(bed.p, kernel.name, "", options.threads, why);
     if (!plan) {
@@ -574,7 +536,7 @@ int expect_case(const Case &c, Fit fit, uint64_t seed) {
             }
             const std::string again = fmt::format("attune verify --case '{}' --seed {} --kernel {} --threads 1",
                                                   to_string(group.c), seed, k->name);
-            const Running running_now(again);
+            const Running now(again);
             const KernelCheck check = check_kernel(*k, inputs, reference, 1, options.guard);
             if (!check.verdict.ok) ADD_FAILURE() << check.verdict.why << "\n  again: " << again;
             done++;

@@ -11,6 +11,7 @@
 #include "lib/numbers.h"
 #include "lib/reference.h"
 #include "lib/runner.h"
+#include "lib/running.h"
 #include "lib/verifier.h"
 
 #include <algorithm>
@@ -38,12 +39,12 @@ std::string device_missing();
 // The ISA under test: ATTUNE_ISA, or the best one of the registry that this CPU has. On a device, what its kernels
 // have.
 const std::string &isa_under_test();
-// The registry's kernels of exactly that ISA on that device.
-const std::vector<const attune_kernel *> &kernels_under_test();
+// The registry's kernels of exactly that ISA on that device. Many tests state bounds for f32: other types are in
+// types_test.cpp, and in the random cases.
+const std::vector<const attune_kernel *> &kernels_under_test(); // of f32
+const std::vector<const attune_kernel *> &kernels_of_all_types();
 // Keeps no N*M scores, and the planner may take it by itself: flash, rowstrip, split_kv, and what comes after them.
 bool is_fused(const attune_kernel &kernel);
-// A number among the kernel's knobs.
-int64_t knob(const attune_kernel &kernel, const char *name, int64_t otherwise);
 
 // Skips the test, with a message, on a CPU that lacks the ISA under test, and where the device is missing.
 class ContractTest : public ::testing::Test {
@@ -197,13 +198,5 @@ int expect_right(const std::string &case_text, const Expect &expect = {});
 // The same by tools' check_kernel, for a case that needs no special numbers; for every third seed with NaN at keys that
 // no row may see. What fails prints as arguments of `attune verify`.
 int expect_case(const Case &c, Fit fit = Fit::sizes_twice, uint64_t seed = 1);
-
-// For the messages of a test and of the handler of memory faults: what runs now.
-class Running {
-  public:
-    explicit Running(const std::string &text);
-    ~Running();
-};
-void install_fault_handler();
 
 } // namespace attune::contract

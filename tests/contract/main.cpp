@@ -3,6 +3,6 @@
 
 int main(int argc, char **argv) {
     ::testing::InitGoogleTest(&argc, argv);
-    attune::contract::install_fault_handler();
+    attune::tools::install_fault_handler();
     return RUN_ALL_TESTS();
 }

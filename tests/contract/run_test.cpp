@@ -178,6 +178,7 @@ TEST_F(Contract_3_13, plan_outlives_what_it_was_made_from) {
         attune_plan_options_init(options.get());
         Case mine = adapt(c, *attune_find_kernel(kernel->c_str()));
         *problem = to_problem(mine);
+        problem->device = device_under_test();
         options->kernel = kernel->c_str();
         ASSERT_EQ(attune_plan_create(problem.get(), options.get(), &raw), ATTUNE_OK) << attune_last_error();
         std::memset(problem.get(), 0xff, sizeof(attune_problem));

@@ -34,7 +34,8 @@ enum Stream : uint64_t {
     kStreamBias,
     kStreamSink,
     kStreamPoison,
-    kStreamCase
+    kStreamCase,
+    kStreamLeast
 };
 
 // Element (b, h, s, d) always gets the same number, whatever the layout.
@@ -144,6 +145,19 @@ std::vector<int64_t> cumulative(const std::vector<int64_t> &lengths) {
     return sums;
 }
 
+std::vector<int64_t> offsets_of(const Case &c) {
+    std::vector<int64_t> offsets;
+    for (int64_t b = 0; b < c.B; ++b) offsets.push_back(offset_of(c, b));
+    return offsets;
+}
+
+std::vector<float> random_sinks(int64_t heads, uint64_t seed) {
+    std::vector<float> sinks;
+    Random random(seed, kStreamSink);
+    for (int64_t h = 0; h < heads; ++h) sinks.push_back(float(random.normal()));
+    return sinks;
+}
+
 std::vector<float> alibi_slopes(int64_t heads) {
     const auto geometric = [](int64_t power, int64_t index) {
         return float(std::exp2(-8.0 * double(index + 1) / double(power)));
@@ -214,9 +228,7 @@ void Inputs::allocate(const InputOptions &options) {
         tensors_.kv_len = kv_len_.as<int64_t>();
     }
     if (problem_.flags & ATTUNE_OFFSETS) {
-        std::vector<int64_t> offsets;
-        for (int64_t b = 0; b < c.B; ++b) offsets.push_back(offset_of(c, b));
-        copy(offsets_, offsets);
+        copy(offsets_, offsets_of(c));
         tensors_.offsets = offsets_.as<int64_t>();
     }
     if (packed) {
@@ -230,10 +242,7 @@ void Inputs::allocate(const InputOptions &options) {
         tensors_.alibi_slopes = slopes_.as<float>();
     }
     if (c.sink) {
-        std::vector<float> sinks;
-        Random random(options.seed, kStreamSink);
-        for (int64_t h = 0; h < c.Hq; ++h) sinks.push_back(float(random.normal()));
-        copy(sinks_, sinks);
+        copy(sinks_, random_sinks(c.Hq, options.seed));
         tensors_.sinks = sinks_.as<float>();
     }
     reset_outputs();
@@ -316,7 +325,38 @@ size_t Inputs::bytes() const {
     return total;
 }
 
+namespace {
+
+// A case for kernels that take long problems only: what else it has they choose themselves by CaseSpace::Least.
+Case long_case(Random &r, const CaseSpace::Least &least) {
+    const auto allows = [&](uint32_t flag, double probability) { return r.chance(probability) && least.flags & flag; };
+    Case c;
+    c.dtype = least.dtype;
+    c.kv_dtype = least.kv_dtype;
+    c.N = least.n + r.between(0, 24);
+    c.M = r.chance(0.3) ? least.m : least.m + r.between(0, 70);
+    const int64_t group = least.gqa && r.chance(0.5) ? r.between(2, 4) : 1;
+    c.Hkv = (least.heads + group - 1) / group;
+    c.Hq = c.Hkv * group;
+    c.dk = least.dk;
+    c.dv = least.dv;
+    if (allows(ATTUNE_CAUSAL, 0.5)) c.causal = r.chance(0.5) ? Causal::bottom_right : Causal::top_left;
+    if (least.window && r.chance(0.3)) c.window_left = r.between(0, c.M);
+    if (c.causal == Causal::top_left && r.chance(0.5)) c.offset = r.between(-c.N - 2, c.M + 2);
+    if (allows(ATTUNE_KV_LEN, 0.3)) c.kv_len = {r.between(0, c.M)};
+    if (allows(ATTUNE_SINK, 0.2)) c.sink = true;
+    if (allows(ATTUNE_SCALE, 0.2)) c.scale = float(r.between(-40, 40)) / 64;
+    if (r.chance(0.4)) c.layout = r.chance(0.5) ? Layout::bshd : Layout::col;
+    return c;
+}
+
+} // namespace
+
 Case random_case(uint64_t seed, const CaseSpace &space) {
+    if (!space.least.empty()) {
+        Random r(seed, kStreamLeast); // of its own: the other cases stay as they are
+        if (r.chance(1.0 / 64)) return long_case(r, space.least[size_t(r.between(0, int64_t(space.least.size()) - 1))]);
+    }
     Random r(seed, kStreamCase);
     // Logarithmically even, so that small sizes, where the edges are, come as often as large ones.
     const auto log_size = [&r](int64_t most) {

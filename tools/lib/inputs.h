@@ -89,6 +89,11 @@ class Inputs {
 // 0, and the sums of the first one, two, … lengths.
 std::vector<int64_t> cumulative(const std::vector<int64_t> &lengths);
 
+// Where the first row of each batch element stands among the keys.
+std::vector<int64_t> offsets_of(const Case &c);
+
+std::vector<float> random_sinks(int64_t heads, uint64_t seed);
+
 // The usual slopes: 2^(-8 (h+1) / H) for a power of two; else those of the next lower power, then every other one of
 // the next.
 std::vector<float> alibi_slopes(int64_t heads);
@@ -105,6 +110,15 @@ struct CaseSpace {
     bool window = true, gqa = true;
     std::vector<std::pair<attune_dtype, attune_dtype>> dtypes = {{ATTUNE_F32, ATTUNE_F32}}; // (Q and O, K and V)
     std::vector<std::array<int64_t, 4>> sizes; // d_k from, to, d_v from, to of the specialised kernels; may be empty
+    // Kernels that take no case within `most`, as what they are made for is longer: every 64th case is one of theirs,
+    // of their least sizes and little more.
+    struct Least {
+        int64_t n, m, heads, dk, dv;
+        uint32_t flags;
+        bool window, gqa;
+        attune_dtype dtype, kv_dtype;
+    };
+    std::vector<Least> least;
 };
 Case random_case(uint64_t seed, const CaseSpace &space);
 

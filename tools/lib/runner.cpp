@@ -119,6 +119,17 @@ std::string first_line(const std::string &text) {
     return text.substr(0, text.find('\n'));
 }
 
+nlohmann::json kernel_knobs(const attune_kernel &k) {
+    auto knobs = nlohmann::json::parse(k.params ? k.params : "", nullptr, false);
+    return knobs.is_object() ? knobs : nlohmann::json::object();
+}
+
+int64_t knob(const attune_kernel &k, const char *name, int64_t otherwise) {
+    const auto knobs = kernel_knobs(k);
+    const auto found = knobs.find(name);
+    return found != knobs.end() && found->is_number_integer() ? found->get<int64_t>() : otherwise;
+}
+
 KernelCheck check_kernel(const attune_kernel &kernel, Inputs &inputs, const Reference &reference, int threads,
                          Guard guard) {
     KernelCheck check;

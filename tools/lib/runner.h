@@ -7,6 +7,7 @@
 #include "reference.h"
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,10 @@ std::string default_device(attune_device device);         // "OpenCL device NAME
 std::string kernel_dtypes(const attune_kernel &kernel);   // "f32", or "f32 (kv bf16)"
 std::string kernel_features(const attune_kernel &kernel); // "64", "64/128", "57–64" (sizes in that range), "any"
 std::string first_line(const std::string &text);
+
+// The knobs that the kernel was made with, by name: an empty object where it names none.
+nlohmann::json kernel_knobs(const attune_kernel &kernel);
+int64_t knob(const attune_kernel &kernel, const char *name, int64_t otherwise);
 
 // The plan, a guarded workspace, O and LSE filled with NaN, the run, the comparison, and the memory around the outputs.
 // Everything that goes wrong ends up in Verdict::why.

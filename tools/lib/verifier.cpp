@@ -1,22 +1,13 @@
 #include "verifier.h"
 
 #include "error.h"
+#include "running.h"
 
 #include <algorithm>
 #include <set>
 
 namespace attune::tools {
 namespace {
-
-thread_local char running[1024]; // fixed: a signal handler may not allocate
-
-void set_running(const std::string &kernel, const std::string &case_text, uint64_t seed) {
-    const auto result = fmt::format_to_n(running, sizeof running - 1,
-                                         "\nattune: {} touched memory outside its arrays (or crashed).\n"
-                                         "Again: attune verify --case '{}' --seed {} --kernel {}\n",
-                                         kernel, case_text, seed, kernel);
-    *result.out = '\0';
-}
 
 // Sizes below `size`, the most promising first.
 std::vector<int64_t> below(int64_t size, int64_t least) {
@@ -95,10 +86,6 @@ bool CaseOutcome::all_ok() const {
     return std::all_of(outcomes.begin(), outcomes.end(), [](const Outcome &o) { return o.check.verdict.ok; });
 }
 
-const char *running_now() {
-    return running;
-}
-
 CaseOutcome verify_case(const Case &c, uint64_t seed, const KernelFilter &filter, const std::vector<int> &threads) {
     CaseOutcome result;
     attune_problem problem = to_problem(c);
@@ -119,7 +106,8 @@ CaseOutcome verify_case(const Case &c, uint64_t seed, const KernelFilter &filter
     for (const attune_kernel *k : eligible) {
         uint64_t hash = 0;
         for (size_t t = 0; t < threads.size(); ++t) {
-            set_running(k->name, text, seed);
+            const Running now(
+                fmt::format("{0}\nAgain: attune verify --case '{1}' --seed {2} --kernel {0}", k->name, text, seed));
             Outcome outcome{k, threads[t], check_kernel(*k, inputs, reference, threads[t], options.guard)};
             Verdict &verdict = outcome.check.verdict;
             if (t == 0)
@@ -148,6 +136,12 @@ CaseSpace claimed_space(const KernelFilter &filter, std::string &unclaimed) {
         space.gqa = space.gqa || k->gqa;
         dtypes.insert({k->q_dtype, k->kv_dtype});
         if (k->dk) sizes.insert({k->dk_min, k->dk_max, k->dv_min, k->dv_max});
+        const int64_t n = std::max<int64_t>(k->n_min, 1), m = std::max<int64_t>(k->m_min, 1),
+                      heads = std::max<int64_t>(k->h_min, 1);
+        // A random case rarely lies near the bound: what needs half of it is as good as out of reach.
+        if (n * m * heads * k->dk_min > space.most / 2)
+            space.least.push_back(
+                {n, m, heads, k->dk_min, k->dv_min, k->flags, k->window != 0, k->gqa != 0, k->q_dtype, k->kv_dtype});
     }
     space.dtypes.assign(dtypes.begin(), dtypes.end());
     space.sizes.assign(sizes.begin(), sizes.end());

@@ -30,9 +30,6 @@ struct CaseOutcome {
 // Every kernel of `filter` that does not refuse the case, at each thread count; the bits have to be the same.
 CaseOutcome verify_case(const Case &c, uint64_t seed, const KernelFilter &filter, const std::vector<int> &threads);
 
-// What the calling thread's verify_case does right now, as a command to do it again. For handlers of memory faults.
-const char *running_now();
-
 // The part of the problem space that some kernel of `filter` claims. `unclaimed` gets the names of the rest.
 CaseSpace claimed_space(const KernelFilter &filter, std::string &unclaimed);
 

@@ -1,11 +1,15 @@
 // Inputs: the same everywhere, distributed as promised, guarded, poisoned only where nobody looks.
 #include "lib/error.h"
 #include "lib/inputs.h"
+#include "lib/machine.h"
 #include "lib/numbers.h"
+#include "lib/verifier.h"
 
+#include <algorithm>
 #include <cmath>
 #include <gtest/gtest.h>
 #include <limits>
+#include <map>
 
 namespace attune::tools {
 namespace {
@@ -127,6 +131,22 @@ TEST(Inputs, PoisonOnlyWhereNoRowLooks) {
         EXPECT_EQ(std::isfinite(element(inputs.tensors().k, 0, 0, j, 3)), seen) << j;
         EXPECT_EQ(std::isfinite(element(inputs.tensors().v, 0, 0, j, 3)), seen) << j;
     }
+}
+
+// What no random case reaches, `verify --random` would call right without having looked.
+TEST(Inputs, RandomCasesReachEveryKernel) {
+    std::string unclaimed;
+    const CaseSpace space = claimed_space(KernelFilter{}, unclaimed);
+    std::map<std::string, int> reached;
+    const std::vector<std::string> isas = detect_machine().isas;
+    for (const attune_kernel *k : all_kernels())
+        if (k->device == ATTUNE_CPU && std::find(isas.begin(), isas.end(), k->isa) != isas.end()) reached[k->name] = 0;
+    ASSERT_FALSE(reached.empty());
+    for (uint64_t seed = 0; seed < 6000; ++seed) {
+        const attune_problem p = to_problem(random_case(seed, space));
+        for (auto &[name, times] : reached) times += !attune_kernel_refuses(attune_find_kernel(name.c_str()), &p);
+    }
+    for (const auto &[name, times] : reached) EXPECT_GE(times, 3) << name << ": too few of 6000 random cases";
 }
 
 TEST(Inputs, TooLargeForThisMachineIsAMessage) {

@@ -66,4 +66,9 @@ inline void schedule_rows(Softmax &s, const Var &r, int v) {
     for (Func f : {s.max, s.sum}) f.update().atomic().vectorize(s.fold.x);
 }
 
+// A `weigh` for scores of any order: 0 for the invisible, whatever the maximum is.
+inline Expr visible_weight(const Expr &score, const Expr &weight) {
+    return select(is_visible(score), weight, 0.0f);
+}
+
 } // namespace attune_gen

@@ -90,10 +90,8 @@ class GpuSoftmax : public GpuStage<GpuSoftmax> {
         const Expr key = p * n + j;
         padded(j, p, i, h, b) = select(key < num_keys, scores(min(key, max(num_keys, 1) - 1), i, h, b), kInvisible);
         RDom panels(0, (num_keys + n - 1) / n, "panels");
-        Softmax s = softmax(
-            "row", padded, {j, p, i, h, b}, n, panels, unit,
-            [](const Expr &x, const Expr &weight) { return select(is_visible(x), weight, 0.0f); },
-            [this](const Expr &x) { return exp2_device(x); });
+        Softmax s = softmax("row", padded, {j, p, i, h, b}, n, panels, unit, visible_weight,
+                            [this](const Expr &x) { return exp2_device(x); });
         weights(j, i, h, b) =
             select(j == max_at(), s.max(i, h, b), j == sum_at(), s.sum(i, h, b), s.weight(j % n, j / n, i, h, b));
         promise_inputs();

@@ -105,8 +105,7 @@ class StagewiseSoftmax : public StagewisePhase<StagewiseSoftmax> {
     void generate() {
         const int v = lanes(), w = panel;
         const Expr panels = scores.dim(1).extent();
-        Softmax s = softmax("row", scores, {j, p, r}, w, RDom(0, panels, "strip"), unit,
-                            [](const Expr &x, const Expr &weight) { return select(is_visible(x), weight, 0.0f); });
+        Softmax s = softmax("row", scores, {j, p, r}, w, RDom(0, panels, "strip"), unit, visible_weight);
         weights = s.weight;
         row_max(r) = s.max(r);
         row_sum(r) = s.sum(r);
