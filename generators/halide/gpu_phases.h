@@ -170,8 +170,9 @@ template <typename Self> class GpuPhase : public Generator<Self> {
         for (auto *b : {&query, &key, &value}) any_strides(*b);
         any_strides(mask);
         any_strides(bias);
-        batch.dim(0).set_bounds(0, kBatchEntries), batch.dim(1).set_stride(kBatchEntries).set_min(0);
-        head.dim(0).set_bounds(0, kHeadEntries), head.dim(1).set_stride(kHeadEntries).set_min(0);
+        // A stride of 0 in their second dimension stands for arrays that are not there.
+        batch.dim(0).set_bounds(0, kBatchEntries), batch.dim(1).set_min(0);
+        head.dim(0).set_bounds(0, kHeadEntries), head.dim(1).set_min(0);
     }
     template <typename B> static void any_strides(B &b) {
         for (int x = 0; x < 4; x++) b.dim(x).set_min(0);

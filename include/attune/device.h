@@ -48,7 +48,9 @@ ATTUNE_API attune_status attune_device_copy_in(attune_device device, void *to, c
 ATTUNE_API attune_status attune_device_copy_out(attune_device device, void *to_host, const void *from, size_t bytes);
 /* Waits for all work of the queue. Errors of work that was queued before are reported here. */
 ATTUNE_API attune_status attune_device_synchronize(attune_device device);
-/* Frees what attune keeps for tensors that are on the host. */
+/* Frees what attune keeps between runs and no run uses now: memory for tensors that are on the host and, in a caller's
+ * own context that the calling thread uses, the kernels' loaded code. To be called there before the context is
+ * destroyed. */
 ATTUNE_API attune_status attune_device_trim(attune_device device);
 
 /* A caller's own context and queue: CUcontext and CUstream, or cl_context and cl_command_queue (in order). Not for

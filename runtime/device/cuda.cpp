@@ -1,11 +1,13 @@
 // CUDA through its driver. The primary context and its default stream, unless a caller brings a context and a stream.
 #include "cuda.h"
 
+#include "cuda_numbers.h"
 #include "status.h"
 
 #include "HalideRuntimeCuda.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -18,17 +20,9 @@ namespace {
 Driver functions;
 void *primary = nullptr;
 thread_local Queue chosen{nullptr, nullptr};
+std::atomic<void (*)(void *)> unload{nullptr};
 
-// Numbers of CUdevice_attribute.
-enum Attribute {
-    kMaxThreads = 1,
-    kSharedBytes = 8,
-    kClockKhz = 13,
-    kUnits = 16,
-    kMajor = 75,
-    kMinor = 76,
-};
-constexpr Result kOutOfMemory = 2;
+using namespace attune::cuda;
 
 std::string name_of(Result result) {
     const char *name = nullptr;
@@ -44,6 +38,10 @@ const Driver &driver() {
 
 Queue current() {
     return chosen.context ? chosen : Queue{primary, nullptr};
+}
+
+void when_forgotten(void (*f)(void *)) {
+    unload = f;
 }
 
 Current::Current() : error(functions.ctx_push(current().context)) {}
@@ -100,6 +98,13 @@ class Cuda : public Backend {
     attune_status synchronize() override {
         return on_stream("", [](void *) { return Result(0); });
     }
+    void forget_code() override {
+        if (!cuda::chosen.context) return;
+        const Current now;
+        if (now.error) return;
+        if (void (*f)(void *) = unload) f(cuda::chosen.context);
+        halide_device_release(nullptr, interface());
+    }
     attune_status crop(Handle handle, int64_t offset, Handle &cropped) override {
         cropped = handle + Handle(offset);
         return ATTUNE_OK;
@@ -142,6 +147,7 @@ class Cuda : public Backend {
                library_.get(f.set_bytes, "cuMemsetD8Async", why_not) &&
                library_.get(f.stream_synchronize, "cuStreamSynchronize", why_not) &&
                library_.get(f.module_load, "cuModuleLoadDataEx", why_not) &&
+               library_.get(f.module_unload, "cuModuleUnload", why_not) &&
                library_.get(f.module_get_function, "cuModuleGetFunction", why_not) &&
                library_.get(f.function_set_attribute, "cuFuncSetAttribute", why_not) &&
                library_.get(f.launch, "cuLaunchKernel", why_not);
@@ -203,9 +209,9 @@ class Cuda : public Backend {
         size_t memory = 0;
         functions.device_total_mem(&memory, device);
         info.memory_bytes = info.max_buffer_bytes = int64_t(memory);
-        info.shared_bytes = attribute(kSharedBytes);
-        info.max_threads = attribute(kMaxThreads);
-        info.compute_units = attribute(kUnits);
+        info.shared_bytes = attribute(kMaxSharedPerBlock);
+        info.max_threads = attribute(kMaxThreadsPerBlock);
+        info.compute_units = attribute(kMultiprocessors);
         info.clock_khz = attribute(kClockKhz);
         return info;
     }

@@ -27,6 +27,7 @@ struct Driver {
     Result (*set_bytes)(Pointer, unsigned char, size_t, void *);
     Result (*stream_synchronize)(void *);
     Result (*module_load)(void **, const void *, unsigned, int *, void **);
+    Result (*module_unload)(void *);
     Result (*module_get_function)(void **, void *, const char *);
     Result (*function_set_attribute)(void *, int, int);
     Result (*launch)(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -53,6 +54,9 @@ class Current {
     Current &operator=(const Current &) = delete;
     Result error;
 };
+
+// Adapters that load modules of their own name a function here that unloads those of a context.
+void when_forgotten(void (*unload)(void *context));
 
 // A status with the driver's name of the error and what was tried.
 attune_status failed(Result result, const char *what);

@@ -38,6 +38,8 @@ class Backend {
     virtual attune_status copy_in(Handle to, int64_t offset, const void *from, size_t bytes) = 0;
     virtual attune_status copy_out(void *to, Handle from, int64_t offset, size_t bytes) = 0;
     virtual attune_status synchronize() = 0;
+    // Unloads the code of kernels from the calling thread's context, where that is a caller's.
+    virtual void forget_code() {}
     virtual const halide_device_interface_t *interface() = 0;
     // A handle for memory from `offset` on, a multiple of kAlign unless has_pointers. Ended by end_crop.
     virtual attune_status crop(Handle handle, int64_t offset, Handle &cropped) = 0;

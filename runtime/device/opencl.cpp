@@ -91,6 +91,9 @@ class OpenCL : public Backend {
         return ATTUNE_OK;
     }
     void *context() override { return current().context; }
+    void forget_code() override {
+        if (theirs.context) halide_device_release(nullptr, interface());
+    }
     const halide_device_interface_t *interface() override { return halide_opencl_device_interface(); }
 
     attune_status allocate(size_t bytes, Handle &handle) override {

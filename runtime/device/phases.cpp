@@ -1,6 +1,7 @@
 #include "phases.h"
 
 #include "device.h"
+#include "staging.h"
 #include "status.h"
 #include "tiles.h"
 
@@ -50,7 +51,8 @@ struct Layout {
         };
         batch_at = take(p.B * kBatchEntries * 4);
         head_at = take(p.Hq * kHeadEntries * 4);
-        nowhere_at = take(device::kAlign);
+        // Of each row its own place: two threads that write different values to one would race.
+        nowhere_at = take(p.B * p.Hq * p.N * 4);
         // A row of scores is followed by its maximum and its sum.
         score_row = round_up(std::max<int64_t>(p.M, 1), 4) + 4;
         scores_at = take(meta.keeps_scores ? p.B * p.Hq * p.N * score_row * 4 : 0);
@@ -79,11 +81,10 @@ class Call {
         if (status_) return status_;
         const Bounds same = bounds(b);
         const bool per_batch = n > 1 && p_.flags & (ATTUNE_KV_LEN | ATTUNE_OFFSETS);
-        halide_buffer_t *batch =
-            per_batch ? upload_batch() : dummy({kBatchEntries, p_.B}, halide_type(ATTUNE_F32, false));
+        halide_buffer_t *batch = per_batch ? upload_batch() : dummy({kBatchEntries, p_.B});
         batch->type = halide_type_t(halide_type_int, 32);
         const bool heads = p_.flags & (ATTUNE_ALIBI | ATTUNE_SINK);
-        halide_buffer_t *head = heads ? upload_heads() : dummy({kHeadEntries, p_.Hq}, halide_type(ATTUNE_F32, false));
+        halide_buffer_t *head = heads ? upload_heads() : dummy({kHeadEntries, p_.Hq});
         const auto flag = [this](uint32_t f) { return (p_.flags & f) != 0; };
         const std::vector<int64_t> keys_of_rows{p_.M, p_.N, p_.Hq, n};
         halide_buffer_t *q = tensor(t_.q, b, n), *k = tensor(t_.k, b, n), *v = tensor(t_.v, b, n);
@@ -106,8 +107,8 @@ class Call {
         halide_buffer_t *x;
         if (t_.lse) {
             x = out_view(*t_.lse, b, n, p_.dv, true);
-        } else { // nobody wants it: all of it goes to one place of the workspace
-            x = workspace(layout_.nowhere_at, {p_.dv, p_.N, p_.Hq, n}, {0, 0, 0, 0});
+        } else { // nobody wants it
+            x = workspace(layout_.nowhere_at, {p_.dv, p_.N, p_.Hq, n}, {0, 1, p_.N, p_.N * p_.Hq});
         }
         x->type = halide_type_t(halide_type_uint, 32);
         return x;
@@ -236,12 +237,13 @@ class Call {
     }
     static int64_t first_of(const attune_tensor &t, int64_t b) { return t.shape[0] > 1 ? b * t.stride[0] : 0; }
 
-    // What stands in for a tensor that is not there: one element of the workspace, which is read and not used.
+    // What stands in for a tensor, or an array of the workspace, that is not there: zeros, which are read and not used.
     halide_buffer_t *absent(const std::vector<int64_t> &extents, attune_dtype type) {
-        return &view(args_.shared, 0, extents, {0, 0, 0, 0}, halide_type(type, meta_.half_as_bits), 0).buffer;
+        return &view(device::zeros_of(p_.device), 0, extents, {0, 0, 0, 0}, halide_type(type, meta_.half_as_bits), 0)
+                    .buffer;
     }
-    halide_buffer_t *dummy(const std::vector<int64_t> &extents, halide_type_t type) {
-        return &view(args_.shared, 0, extents, {1, extents[0]}, type).buffer;
+    halide_buffer_t *dummy(const std::vector<int64_t> &extents) {
+        return &view(device::zeros_of(p_.device), 0, extents, {1, 0}, halide_type(ATTUNE_F32, false)).buffer;
     }
     halide_buffer_t *workspace(int64_t at, const std::vector<int64_t> &extents, const std::vector<int64_t> &strides) {
         return &view(args_.shared, at, extents, strides, halide_type(ATTUNE_F32, false)).buffer;

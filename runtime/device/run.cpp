@@ -40,16 +40,22 @@ struct Span {
     }
 };
 
-// Checks a tensor that is on the device already.
-attune_status check_span(attune_device device, const char *name, const attune_tensor &t) {
+// Tensor core kernels count in 64 bits.
+bool takes_any_span(const attune_kernel &k) {
+    return std::string_view(k.backend) == "mlir";
+}
+
+// Checks a tensor that is on the device.
+attune_status check_span(const attune_kernel &k, const char *name, const attune_tensor &t) {
+    const attune_device device = k.device;
     for (int64_t extent : t.shape)
         if (extent == 0) return ATTUNE_OK;
     const Span span(t);
-    if (!span.fits)
+    if (!span.fits && !takes_any_span(k))
         return fail(ATTUNE_UNSUPPORTED,
                     "{} has strides {}, {}, {}, {}: expected less than 2 GiB from the first element to the last, which "
-                    "is what device kernels can address",
-                    name, t.stride[0], t.stride[1], t.stride[2], t.stride[3]);
+                    "is what kernel {} can address",
+                    name, t.stride[0], t.stride[1], t.stride[2], t.stride[3], k.name);
     Place place;
     if (!locate(device, t.data, place))
         return fail(ATTUNE_INVALID_ARGUMENT, "{}.data is {}: expected an address of attune_device_malloc for {}", name,
@@ -104,6 +110,7 @@ attune_status run(const attune_kernel &k, const attune_args &args, double *secon
     const bool by_batch =
         !b.has_pointers() && args.problem->B > 1 && args.problem->flags & (ATTUNE_KV_LEN | ATTUNE_OFFSETS);
     Staging staging(device, by_batch);
+    if (attune_status s = staging.zeros()) return s;
     attune_tensors t = *args.tensors;
     std::optional<attune_tensor> mask, bias, lse, scores;
     const auto own = [](std::optional<attune_tensor> &copy, const attune_tensor *&pointer) {
@@ -126,14 +133,14 @@ attune_status run(const attune_kernel &k, const attune_args &args, double *secon
                            {"tensors.bias", bias ? &*bias : nullptr}}) {
         if (!n.tensor) continue;
         if (attune_status s = staging.input(*n.tensor)) return s;
-        if (attune_status s = check_span(device, n.name, *n.tensor)) return s;
+        if (attune_status s = check_span(k, n.name, *n.tensor)) return s;
     }
     for (const Named &n : {Named{"tensors.o", &t.o},
                            {"tensors.lse", lse ? &*lse : nullptr},
                            {"tensors.scores", scores ? &*scores : nullptr}}) {
         if (!n.tensor) continue;
         if (attune_status s = staging.output(*n.tensor)) return s;
-        if (attune_status s = check_span(device, n.name, *n.tensor)) return s;
+        if (attune_status s = check_span(k, n.name, *n.tensor)) return s;
         // An output starts where its buffer's view does: at a multiple of kAlign where handles are no addresses.
         Place place;
         locate(device, n.tensor->data, place);

@@ -19,7 +19,8 @@ size_t width(attune_dtype t) {
 struct Piece {
     void *address, *context;
     size_t bytes;
-    bool in_use;
+    int users;
+    bool zeros;
 };
 struct Pool {
     std::mutex mutex;
@@ -28,6 +29,12 @@ struct Pool {
 Pool &pool(attune_device device) {
     static Pool pools[4];
     return pools[device];
+}
+
+Piece *find_zeros(Pool &p, void *context) {
+    for (Piece &piece : p.pieces)
+        if (piece.zeros && piece.context == context) return &piece;
+    return nullptr;
 }
 
 // Elements that an array of these extents and strides walks over, broadcast dimensions counted once.
@@ -82,7 +89,7 @@ Staging::~Staging() {
     std::lock_guard lock(p.mutex);
     for (void *address : taken_)
         for (Piece &piece : p.pieces)
-            if (piece.address == address) piece.in_use = false;
+            if (piece.address == address) piece.users--;
 }
 
 attune_status Staging::take(size_t n, void **address) {
@@ -91,28 +98,59 @@ attune_status Staging::take(size_t n, void **address) {
     const auto find = [&] {
         Piece *best = nullptr;
         for (Piece &piece : p.pieces)
-            if (!piece.in_use && piece.context == context && piece.bytes >= n && piece.bytes <= 4 * n + 65536 &&
-                (!best || piece.bytes < best->bytes))
+            if (!piece.users && !piece.zeros && piece.context == context && piece.bytes >= n &&
+                piece.bytes <= 4 * n + 65536 && (!best || piece.bytes < best->bytes))
                 best = &piece;
         return best;
     };
+    copied_ = true;
     std::lock_guard lock(p.mutex);
     if (Piece *piece = find()) {
-        piece->in_use = true;
+        piece->users = 1;
         *address = piece->address;
     } else {
         attune_status s = allocate(device_, n, address);
         if (s == ATTUNE_OUT_OF_MEMORY) { // what other shapes have left behind goes first
             std::erase_if(p.pieces, [&](const Piece &piece) {
-                return !piece.in_use && piece.context == context && release(device_, piece.address) == ATTUNE_OK;
+                return !piece.users && piece.context == context && release(device_, piece.address) == ATTUNE_OK;
             });
             s = allocate(device_, n, address);
         }
         if (s) return s;
-        p.pieces.push_back({*address, context, n, true});
+        p.pieces.push_back({*address, context, n, 1, false});
     }
     taken_.push_back(*address);
     return ATTUNE_OK;
+}
+
+attune_status Staging::zeros() {
+    Pool &p = pool(device_);
+    void *context = backend(device_).context();
+    std::lock_guard lock(p.mutex);
+    Piece *piece = find_zeros(p, context);
+    if (!piece) {
+        void *address = nullptr;
+        constexpr char kZeros[kAlign] = {};
+        Place place;
+        if (attune_status s = allocate(device_, kAlign, &address)) return s;
+        locate(device_, address, place);
+        if (attune_status s = backend(device_).copy_in(place.handle, place.offset, kZeros, kAlign)) {
+            release(device_, address);
+            return s;
+        }
+        p.pieces.push_back({address, context, size_t(kAlign), 0, true});
+        piece = &p.pieces.back();
+    }
+    piece->users++;
+    taken_.push_back(piece->address);
+    return ATTUNE_OK;
+}
+
+void *zeros_of(attune_device device) {
+    Pool &p = pool(device);
+    std::lock_guard lock(p.mutex);
+    const Piece *piece = find_zeros(p, backend(device).context());
+    return piece ? piece->address : nullptr;
 }
 
 attune_status Staging::bytes(const void *from, size_t n, void **address) {
@@ -195,11 +233,12 @@ attune_status Staging::finish() {
 }
 
 attune_status trim(attune_device device) {
+    backend(device).forget_code();
     Pool &p = pool(device);
     std::lock_guard lock(p.mutex);
     attune_status status = ATTUNE_OK;
     std::erase_if(p.pieces, [&](const Piece &piece) {
-        if (piece.in_use) return false;
+        if (piece.users) return false;
         if (attune_status s = release(device, piece.address)) status = s;
         return true;
     });

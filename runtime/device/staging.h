@@ -23,10 +23,13 @@ class Staging {
     attune_status output(attune_tensor &t);
     // An output on the device that kernels cannot address as it lies is done elsewhere, and copied by finish().
     attune_status detour(attune_tensor &t);
+    // kAlign bytes of zeros: what kernels read and do not use, where the caller has no such tensor. Made once for each
+    // context, and kept.
+    attune_status zeros();
     // Some bytes of the host, for the length of the run.
     attune_status bytes(const void *from, size_t n, void **address);
 
-    bool used() const { return !taken_.empty(); }
+    bool used() const { return copied_; }
     // Waits for the run, and copies outputs to where they belong.
     attune_status finish();
 
@@ -37,10 +40,14 @@ class Staging {
     attune_device device_;
     bool aligned_batches_;
     std::vector<void *> taken_;
+    bool copied_ = false; // memory that a run uses is in taken_
     std::vector<Output> outputs_;
 
     attune_status take(size_t n, void **address);
 };
+
+// What Staging::zeros made for the calling thread's context.
+void *zeros_of(attune_device device);
 
 // Frees what no run uses now.
 attune_status trim(attune_device device);

@@ -1,6 +1,7 @@
 #include "mma.h"
 
 #include "device/cuda.h"
+#include "device/cuda_numbers.h"
 #include "status.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 namespace attune::rt::mlir {
@@ -105,15 +107,26 @@ struct Plan {
 };
 
 struct Functions {
-    void *attend, *recompute, *merge;
+    void *module, *attend, *recompute, *merge;
 };
 
-// Loads the PTX into the current context, once for each. Null, with a message, if that fails.
-const Functions *functions_of(const MmaMeta &meta, const MmaTile &tile, void *context, attune_status &status) {
-    static std::mutex mutex;
-    static auto &loaded = *new std::map<std::pair<void *, const MmaTile *>, Functions>;
+std::mutex mutex; // of what is loaded
+auto &loaded = *new std::map<std::pair<void *, const MmaTile *>, Functions>;
+
+void unload(void *context) {
     std::lock_guard lock(mutex);
-    if (const auto found = loaded.find({context, &tile}); found != loaded.end()) return &found->second;
+    std::erase_if(loaded, [context](const auto &entry) {
+        if (entry.first.first != context) return false;
+        cuda::driver().module_unload(entry.second.module);
+        return true;
+    });
+}
+
+// Loads the PTX into the current context, once for each. Empty, with a message, if that fails.
+std::optional<Functions> functions_of(const MmaMeta &meta, const MmaTile &tile, void *context, attune_status &status) {
+    cuda::when_forgotten(unload);
+    std::lock_guard lock(mutex);
+    if (const auto found = loaded.find({context, &tile}); found != loaded.end()) return found->second;
     const cuda::Driver &driver = cuda::driver();
     const attune_device_info *info = device::cuda_backend().chosen;
     const char *text = tile.texts[0].ptx;
@@ -123,20 +136,21 @@ const Functions *functions_of(const MmaMeta &meta, const MmaTile &tile, void *co
     const std::string what = std::string("loading ") + meta.name;
     if (const cuda::Result r = driver.module_load(&module, text, 0, nullptr, nullptr)) {
         status = cuda::failed(r, what.c_str());
-        return nullptr;
+        return std::nullopt;
     }
-    Functions f{};
+    Functions f{module, nullptr, nullptr, nullptr};
     cuda::Result r = driver.module_get_function(&f.attend, module, "attend");
     if (!r) r = driver.module_get_function(&f.recompute, module, "recompute");
     if (!r && meta.split_keys) r = driver.module_get_function(&f.merge, module, "merge");
-    constexpr int kMaxDynamicShared = 8; // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     if (!r && tile.dynamic_bytes)
-        r = driver.function_set_attribute(f.attend, kMaxDynamicShared, int(tile.dynamic_bytes));
+        r = driver.function_set_attribute(f.attend, attune::cuda::kFunctionMaxDynamicShared, int(tile.dynamic_bytes));
     if (r) {
         status = cuda::failed(r, what.c_str());
-        return nullptr;
+        driver.module_unload(module);
+        return std::nullopt;
     }
-    return &(loaded[{context, &tile}] = f);
+    loaded[{context, &tile}] = f;
+    return f;
 }
 
 uint64_t address(const attune_tensor &t) {
@@ -279,11 +293,11 @@ class Launch {
         if (current.error) return cuda::failed(current.error, "making the context current");
         attune_status status = ATTUNE_OK;
         const cuda::Queue queue = cuda::current();
-        const Functions *functions = functions_of(meta_, tile_, queue.context, status);
+        const std::optional<Functions> functions = functions_of(meta_, tile_, queue.context, status);
         if (!functions) return status;
         Parameters parameters(arguments);
         const cuda::Result r =
-            cuda::driver().launch(functions->*which, unsigned(plan_.grid_x), unsigned(plan_.grid_y),
+            cuda::driver().launch((*functions).*which, unsigned(plan_.grid_x), unsigned(plan_.grid_y),
                                   unsigned(plan_.grid_z), unsigned(threads ? threads : 32 * tile_.warps), 1, 1,
                                   unsigned(dynamic_bytes), queue.stream, parameters.data(), nullptr);
         return r ? cuda::failed(r, meta_.name) : ATTUNE_OK;

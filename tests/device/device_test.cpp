@@ -268,7 +268,7 @@ TEST_P(DeviceTest, threads_share_a_plan) {
 }
 
 // A caller's own OpenCL context, queue and buffer.
-TEST(CallersQueue, opencl) {
+TEST(CallersOpenClQueue, works) {
     int64_t count = 0;
     if (attune_device_count(ATTUNE_OPENCL, &count) != ATTUNE_OK) GTEST_SKIP() << attune_last_error();
     void *library = dlopen("libOpenCL.so.1", RTLD_NOW);

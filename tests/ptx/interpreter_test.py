@@ -224,22 +224,22 @@ class Mistakes(unittest.TestCase):
                 one(line)
             self.assertEqual(caught.exception.kind, "race")
 
-    def test_lenient(self):
-        def one(line, lenient=True):
+    def test_same_writes(self):
+        def one(line, same_writes=True):
             device = Device(1 << 16)
-            device.memory.lenient = lenient
+            device.memory.same_writes = same_writes
             at, words = device.put(np.full(2, 0xFFFFFFFF, np.uint32), False)
             run(module(line, 1, self.SHARED), at, threads=64, device=device)
             return words
         same, different = "\tst.global.b32 [%rd0], 7;", "\tst.global.b32 [%rd0], %r0;"
         np.testing.assert_array_equal(one(same), [7, 0xFFFFFFFF])
-        np.testing.assert_array_equal(one(different), [0xFFFFFFFF] * 2)
-        np.testing.assert_array_equal(one(same + "\n\tbar.sync 0;\n" + different), [0xFFFFFFFF] * 2)
-        np.testing.assert_array_equal(one("\tld.global.b32 %r1, [%rd0];\n\tst.global.b32 [%rd0+4], %r1;"), [0xFFFFFFFF] * 2)
-        np.testing.assert_array_equal(one("\tmov.b32 %r1, s;\n\tld.shared.b32 %r1, [%r1];\n\tst.global.b32 [%rd0], %r1;"), [0xFFFFFFFF] * 2)
-        for line in (same, "\tld.global.b32 %r1, [%rd0];", "\tmov.b32 %r1, s;\n\tld.shared.b32 %r1, [%r1];"):
-            with self.subTest(line=line), self.assertRaises(PtxError):
-                one(line, False)
+        np.testing.assert_array_equal(one(same + "\n\tbar.sync 0;\n" + same), [7, 0xFFFFFFFF])
+        for line in (different, same + "\n\tbar.sync 0;\n" + different):
+            with self.subTest(line=line), self.assertRaises(PtxError) as caught:
+                one(line)
+            self.assertIn("different values", str(caught.exception))
+        with self.assertRaises(PtxError):
+            one(same, False)
 
     COPY = ("\tshl.b32 %r1, %r0, 4;\n\tmov.b32 %r2, s;\n\tadd.s32 %r3, %r2, %r1;\n\tmul.wide.u32 %rd3, %r0, 16;\n\tadd.s64 %rd4, %rd0, %rd3;\n"
             "{before}\tcp.async.cg.shared.global [%r3], [%rd4], 16, {size};\n{after}")

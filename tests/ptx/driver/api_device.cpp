@@ -30,13 +30,30 @@ DRIVER_API cuDeviceTotalMem_v2(size_t *bytes, int) {
 }
 DRIVER_API cuDeviceGetAttribute(int *value, int attribute, int) {
     const int capability = int(environment("ATTUNE_PTX_CAPABILITY", 80));
-    static const std::map<int, int> values = {
-        {1, 1024},       {2, 1024},     {3, 1024},       {4, 64},        {5, 2147483647}, {6, 65535},
-        {7, 65535},      {8, 48 << 10}, {10, 32},        {12, 65536},    {13, 1410000},   {16, 108},
-        {31, 0},         {36, 1215000}, {37, 5120},      {38, 40 << 20}, {39, 2048},      {41, 1},
-        {81, 164 << 10}, {82, 65536},   {97, 163 << 10}, {106, 32}};
-    if (attribute == 75 || attribute == 76) {
-        *value = attribute == 75 ? capability / 10 : capability % 10;
+    static const std::map<int, int> values = {{kMaxThreadsPerBlock, 1024},
+                                              {kMaxBlockX, 1024},
+                                              {kMaxBlockY, 1024},
+                                              {kMaxBlockZ, 64},
+                                              {kMaxGridX, 2147483647},
+                                              {kMaxGridY, 65535},
+                                              {kMaxGridZ, 65535},
+                                              {kMaxSharedPerBlock, 48 << 10},
+                                              {kWarpSize, 32},
+                                              {kMaxRegistersPerBlock, 65536},
+                                              {kClockKhz, 1410000},
+                                              {kMultiprocessors, 108},
+                                              {kConcurrentKernels, 0},
+                                              {kMemoryClockKhz, 1215000},
+                                              {kMemoryBusBits, 5120},
+                                              {kL2Bytes, 40 << 20},
+                                              {kMaxThreadsPerMultiprocessor, 2048},
+                                              {kUnifiedAddressing, 1},
+                                              {kMaxSharedPerMultiprocessor, 164 << 10},
+                                              {kMaxRegistersPerMultiprocessor, 65536},
+                                              {kMaxSharedPerBlockOptin, 163 << 10},
+                                              {kMaxBlocksPerMultiprocessor, 32}};
+    if (attribute == kMajor || attribute == kMinor) {
+        *value = attribute == kMajor ? capability / 10 : capability % 10;
         return kSuccess;
     }
     const auto found = values.find(attribute);
@@ -45,42 +62,56 @@ DRIVER_API cuDeviceGetAttribute(int *value, int attribute, int) {
 }
 
 namespace {
-int a_stream, an_event; // handles: only their addresses count
-std::vector<void *> &contexts = *new std::vector<void *>;
+int an_event; // a handle: only its address counts
 } // namespace
 
+DRIVER_API attune_ptx_work(void *context, void *stream) {
+    Driver &driver = Driver::get();
+    Lock lock(driver.mutex);
+    return driver.work(context, stream);
+}
+
 DRIVER_API cuDevicePrimaryCtxRetain(void **context, int) {
-    *context = &a_context;
+    *context = Driver::get().primary();
     return kSuccess;
 }
 DRIVER_API cuDevicePrimaryCtxRelease_v2(int) {
     return kSuccess;
 }
 DRIVER_API cuCtxCreate_v2(void **context, unsigned, int) {
-    *context = &a_context;
-    contexts.push_back(*context);
+    ENTER;
+    *context = driver.create_context();
+    current_contexts().push_back(*context);
     return kSuccess;
 }
-DRIVER_API cuCtxDestroy_v2(void *) {
-    return kSuccess;
+DRIVER_API cuCtxDestroy_v2(void *context) {
+    ENTER;
+    return driver.destroy_context(context);
 }
 DRIVER_API cuCtxPushCurrent_v2(void *context) {
-    if (!context) return kInvalidValue;
-    contexts.push_back(context);
+    Driver &driver = Driver::get();
+    Lock lock(driver.mutex);
+    if (!driver.is_context(context)) return kInvalidContext;
+    current_contexts().push_back(context);
     return kSuccess;
 }
 DRIVER_API cuCtxPopCurrent_v2(void **context) {
-    if (contexts.empty()) return kInvalidValue;
-    if (context) *context = contexts.back();
-    contexts.pop_back();
+    auto &stack = current_contexts();
+    if (stack.empty()) return kInvalidContext;
+    if (context) *context = stack.back();
+    stack.pop_back();
     return kSuccess;
 }
 DRIVER_API cuCtxSetCurrent(void *context) {
-    contexts.assign(context ? 1 : 0, context);
+    ENTER;
+    if (context && !driver.is_context(context)) return kInvalidContext;
+    auto &stack = current_contexts();
+    if (!stack.empty()) stack.pop_back();
+    if (context) stack.push_back(context);
     return kSuccess;
 }
 DRIVER_API cuCtxGetCurrent(void **context) {
-    *context = contexts.empty() ? nullptr : contexts.back();
+    *context = current_contexts().empty() ? nullptr : current_contexts().back();
     return kSuccess;
 }
 DRIVER_API cuCtxGetDevice(int *device) {
@@ -102,23 +133,27 @@ DRIVER_API cuProfilerStop() {
 // --- streams, events, errors
 
 DRIVER_API cuStreamCreate(void **stream, unsigned) {
-    *stream = &a_stream;
-    return kSuccess;
-}
-DRIVER_API cuStreamDestroy_v2(void *) {
-    return kSuccess;
-}
-DRIVER_API cuStreamSynchronize(void *) {
     ENTER;
+    if (current_contexts().empty()) return kInvalidContext;
+    *stream = driver.create_stream();
     return kSuccess;
 }
-DRIVER_API cuStreamQuery(void *) {
+DRIVER_API cuStreamDestroy_v2(void *stream) {
     ENTER;
-    return kSuccess;
+    return driver.destroy_stream(stream);
 }
-DRIVER_API cuStreamGetCtx(void *, void **context) {
-    *context = &a_context;
-    return kSuccess;
+DRIVER_API cuStreamSynchronize(void *stream) {
+    ENTER;
+    return driver.check_stream(stream);
+}
+DRIVER_API cuStreamQuery(void *stream) {
+    ENTER;
+    return driver.check_stream(stream);
+}
+DRIVER_API cuStreamGetCtx(void *stream, void **context) {
+    ENTER;
+    *context = stream || current_contexts().empty() ? driver.context_of(stream) : current_contexts().back();
+    return *context ? kSuccess : kInvalidHandle;
 }
 DRIVER_API cuEventCreate(void **event, unsigned) {
     *event = &an_event;
@@ -146,6 +181,7 @@ DRIVER_API cuGetErrorName(int error, const char **name) {
         {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
         {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
         {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
+        {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
         {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
         {kNotFound, "CUDA_ERROR_NOT_FOUND"},
         {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},

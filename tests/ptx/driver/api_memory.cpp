@@ -38,41 +38,46 @@ DRIVER_API cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t addre
 DRIVER_API cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
     ENTER;
     if (!driver.inside(address, 1)) return kInvalidValue;
-    if (attribute == 1) *static_cast<void **>(data) = &a_context; // CU_POINTER_ATTRIBUTE_CONTEXT
-    if (attribute == 2) *static_cast<int *>(data) = 2;            // …_MEMORY_TYPE: device
+    if (attribute == 1) *static_cast<void **>(data) = driver.owner(address); // CU_POINTER_ATTRIBUTE_CONTEXT
+    if (attribute == 2) *static_cast<int *>(data) = 2;                       // …_MEMORY_TYPE: device
     return attribute == 1 || attribute == 2 ? kSuccess : kInvalidValue;
 }
-DRIVER_API cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+DRIVER_API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
     ENTER;
+    if (const Result result = driver.work_on(stream)) return result;
     return driver.write(to, from, bytes);
 }
-DRIVER_API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+DRIVER_API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
     ENTER;
+    if (const Result result = driver.work_on(stream)) return result;
     return driver.read(to, from, bytes);
 }
-DRIVER_API cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
+DRIVER_API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
     ENTER;
+    if (const Result result = driver.work_on(stream)) return result;
     if (bytes && !driver.inside(from, bytes)) return driver.outside("read from", from, bytes);
     return driver.write(to, driver.host(from), bytes);
 }
-DRIVER_API cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *) {
-    return cuMemcpyHtoD_v2(to, from, bytes);
+DRIVER_API cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
 }
-DRIVER_API cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *) {
-    return cuMemcpyDtoH_v2(to, from, bytes);
+DRIVER_API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {
+    return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
 }
-DRIVER_API cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *) {
-    return cuMemcpyDtoD_v2(to, from, bytes);
+DRIVER_API cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t bytes) {
+    return cuMemcpyDtoDAsync_v2(to, from, bytes, nullptr);
 }
-DRIVER_API cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *) {
+DRIVER_API cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
     ENTER;
+    if (const Result result = driver.work_on(stream)) return result;
     return driver.write(to, std::vector<unsigned char>(bytes, value).data(), bytes);
 }
 DRIVER_API cuMemsetD8_v2(uint64_t to, unsigned char value, size_t bytes) {
     return cuMemsetD8Async(to, value, bytes, nullptr);
 }
-DRIVER_API cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void *) {
+DRIVER_API cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void *stream) {
     ENTER;
+    if (const Result result = driver.work_on(stream)) return result;
     return driver.write(to, std::vector<unsigned>(count, value).data(), count * 4);
 }
 DRIVER_API cuMemsetD32_v2(uint64_t to, unsigned value, size_t count) {
@@ -96,6 +101,7 @@ struct Copy3D { // CUDA_MEMCPY3D
 };
 DRIVER_API cuMemcpy3D_v2(const Copy3D *c) {
     ENTER;
+    if (const Result result = driver.work_on(nullptr)) return result;
     for (size_t z = 0; z < c->depth; z++)
         for (size_t y = 0; y < c->height; y++) {
             const size_t from =

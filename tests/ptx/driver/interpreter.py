@@ -22,7 +22,7 @@ from ptx import GlobalMemory, Limits, PtxError, launch, parse  # noqa: E402
 class Interpreter:
     def __init__(self, fd, base):
         arena = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
-        self.memory = GlobalMemory(arena, base, os.environ.get("ATTUNE_PTX_LENIENT") == "1")
+        self.memory = GlobalMemory(arena, base, os.environ.get("ATTUNE_PTX_SAME_WRITES") == "1")
         self.modules, self.functions = {}, []
         # Where a launch may go wrong, the order of warps and the moment at which copies land can be chosen.
         seed = os.environ.get("ATTUNE_PTX_ORDER")

@@ -1,6 +1,7 @@
 // Device memory, and the connection to the interpreter.
 #include "state.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
@@ -8,7 +9,10 @@
 
 namespace attune::ptx {
 
-int a_context;
+std::vector<void *> &current_contexts() {
+    thread_local std::vector<void *> stack;
+    return stack;
+}
 
 int64_t environment(const char *name, int64_t missing) {
     const char *text = std::getenv(name);
@@ -22,22 +26,24 @@ Driver &Driver::get() {
 
 size_t Driver::free_bytes() const {
     size_t used = 0;
-    for (const auto &[address, bytes] : allocations_) used += bytes;
+    for (const auto &[address, a] : allocations_) used += a.bytes;
     return size_ - used;
 }
 
 Result Driver::allocate(uint64_t *address, size_t bytes) {
     if (bytes == 0) return kInvalidValue;
+    if (current_contexts().empty()) return kInvalidContext;
     map_memory();
     // First fit, with at least one unit between two allocations.
     uint64_t at = kBase;
-    for (const auto &[begin, length] : allocations_) {
+    for (const auto &[begin, a] : allocations_) {
         if (begin - at >= bytes + kAlign && begin > at) break;
-        at = (begin + length + 2 * kAlign - 1) / kAlign * kAlign;
+        at = (begin + a.bytes + 2 * kAlign - 1) / kAlign * kAlign;
     }
     if (at - kBase + bytes + kAlign > size_ || bytes > free_bytes()) return kOutOfMemory;
-    allocations_[at] = bytes;
-    std::memset(host(at), 0xff, bytes);
+    allocations_[at] = {bytes, current_contexts().back()};
+    // What nobody wrote may not be read anyway: NaN shows it where memory is copied, and larger arrays stay sparse.
+    std::memset(host(at), 0xff, std::min(bytes, kFilled));
     ask({{"do", "allocate"}, {"address", at}, {"bytes", bytes}});
     *address = at;
     return kSuccess;
@@ -52,14 +58,98 @@ Result Driver::release(uint64_t address) {
 bool Driver::inside(uint64_t address, size_t bytes) const {
     auto next = allocations_.upper_bound(address);
     if (next == allocations_.begin()) return false;
-    const auto &[begin, length] = *std::prev(next);
-    return address + bytes <= begin + length;
+    const auto &[begin, a] = *std::prev(next);
+    return address + bytes <= begin + a.bytes;
 }
 bool Driver::find(uint64_t address, uint64_t *begin, size_t *bytes) const {
     if (!inside(address, 1)) return false;
     const auto it = std::prev(allocations_.upper_bound(address));
-    *begin = it->first, *bytes = it->second;
+    *begin = it->first, *bytes = it->second.bytes;
     return true;
+}
+
+void *Driver::create_context() {
+    return *contexts_.insert(new char).first;
+}
+Result Driver::destroy_context(void *context) {
+    if (!contexts_.count(context)) return kInvalidContext;
+    std::erase_if(streams_, [context](const auto &s) { return s.second == context; });
+    std::vector<void *> modules;
+    for (const auto &[handle, module] : modules_)
+        if (module->context == context) modules.push_back(handle);
+    for (void *module : modules) unload(module);
+    std::vector<uint64_t> left;
+    for (const auto &[address, a] : allocations_)
+        if (a.context == context) left.push_back(address);
+    for (uint64_t address : left) release(address);
+    std::erase_if(work_, [context](const auto &w) { return w.first.first == context; });
+    std::erase(current_contexts(), context);
+    contexts_.erase(context);
+    delete static_cast<char *>(context);
+    return kSuccess;
+}
+void *Driver::create_stream() {
+    char *stream = new char;
+    streams_[stream] = current_contexts().back();
+    return stream;
+}
+Result Driver::destroy_stream(void *stream) {
+    if (!streams_.erase(stream)) return kInvalidHandle;
+    delete static_cast<char *>(stream);
+    return kSuccess;
+}
+void *Driver::context_of(void *stream) const {
+    const auto found = streams_.find(stream);
+    return found == streams_.end() ? nullptr : found->second;
+}
+Result Driver::check_stream(void *stream) const {
+    if (current_contexts().empty() || !is_context(current_contexts().back())) return kInvalidContext;
+    return !stream || context_of(stream) == current_contexts().back() ? kSuccess : kInvalidHandle;
+}
+Result Driver::work_on(void *stream) {
+    const Result result = check_stream(stream);
+    if (result == kSuccess) work_[{current_contexts().back(), stream}]++;
+    return result;
+}
+int Driver::work(void *context, void *stream) const {
+    const auto found = work_.find({context, stream});
+    return found == work_.end() ? 0 : found->second;
+}
+
+json Driver::load(void **module, const char *text) {
+    auto made = std::make_unique<Module>();
+    made->id = next_module_++;
+    made->context = current_contexts().back();
+    const json answer = ask({{"do", "module"}, {"id", made->id}}, text, std::strlen(text));
+    if (answer.contains("error")) return answer;
+    *module = made.get();
+    modules_[*module] = std::move(made);
+    return answer;
+}
+Result Driver::unload(void *module) {
+    const auto found = modules_.find(module);
+    if (found == modules_.end()) return kInvalidHandle;
+    ask({{"do", "unload"}, {"id", found->second->id}});
+    modules_.erase(found);
+    return kSuccess;
+}
+Result Driver::function(void **function, void *module, const char *name) {
+    const auto found = modules_.find(module);
+    if (found == modules_.end()) return kInvalidHandle;
+    const json answer = ask({{"do", "function"}, {"module", found->second->id}, {"name", name}})["ok"];
+    if (answer.is_null()) return kNotFound;
+    auto f = std::make_unique<Function>();
+    f->id = answer["id"], f->shared = answer["shared"], f->threads = answer["threads"];
+    f->parameters = answer["parameters"].get<std::vector<size_t>>();
+    *function = f.get();
+    found->second->functions.push_back(std::move(f));
+    return kSuccess;
+}
+bool Driver::owns(void *function) const {
+    for (const auto &[handle, module] : modules_)
+        for (const auto &f : module->functions)
+            if (f.get() == function) return !current_contexts().empty() && module->context == current_contexts().back();
+    return false;
 }
 
 Result Driver::write(uint64_t to, const void *from, size_t bytes) {

@@ -36,8 +36,7 @@ class Machine:
         self.parked = np.zeros(self.lanes.size, bool)   # at an instruction of the whole warp, for the rest of it
         self.pc = np.zeros(self.lanes.size, np.int64)
         self.mask, self.active = None, self.lanes
-        self.shared = SharedMemory(blocks, self.dynamic_offset() + dynamic, entry.granule, self.block, self.thread,
-                                   memory.lenient)
+        self.shared = SharedMemory(blocks, self.dynamic_offset() + dynamic, entry.granule, self.block, self.thread)
         self.local = LocalMemory(self.lanes.size, entry.local_bytes)
         self.groups, self.copies = np.zeros(self.lanes.size, np.int64), []
         self.statistics, self.operands, self.specials = {}, {}, {}

@@ -4,6 +4,7 @@ Lanes: a launch runs many thread blocks at once; arrays here have one element fo
 accesses are vectors of addresses. A `tag` names an access of shared memory: (barrier epoch of the block) << 11 | thread.
 """
 import bisect
+import mmap
 
 import numpy as np
 
@@ -11,12 +12,18 @@ from .errors import PtxError
 
 I64 = np.int64
 UINTS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+MAP_NORESERVE = 0x4000  # Linux's number, which Python has no name for before 3.12
 THREAD_BITS = 11  # a block has at most 1024 threads
 SHARED_WINDOW, LOCAL_WINDOW = 1 << 40, 1 << 44  # where generic addresses of shared and local memory lie
 
 
 def describe(lanes, addresses):
     return ", ".join(f"lane {lane} address {address:#x}" for lane, address in zip(lanes[:4], addresses[:4])) + (", …" if len(lanes) > 4 else "")
+
+
+def sparse(size, dtype):
+    """Zeros that take memory only where they are written: device memory may be larger than the machine's."""
+    return np.frombuffer(mmap.mmap(-1, size * np.dtype(dtype).itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE), dtype)
 
 
 def check_alignment(addresses, size, lanes):
@@ -32,15 +39,14 @@ class GlobalMemory:
     Within a launch no thread may read what another one wrote, or write it too: thread blocks have no order. Bytes that
     neither the host nor a kernel wrote may not be read.
 
-    lenient: for compilers that read first and select afterwards, and let all threads of a row write its result. Bytes that
-    nobody wrote (in shared memory too) are NaN then, which shows where it is used; several threads may write the same
-    value to one place, and different values become NaN.
+    same_writes: for compilers that let all threads of a row write its result. Several threads may write one place then, if
+    what they write is the same.
     """
 
-    def __init__(self, arena, base, lenient=False):
-        self.arena, self.base, self.lenient = arena, base, lenient
+    def __init__(self, arena, base, same_writes=False):
+        self.arena, self.base, self.same_writes = arena, base, same_writes
         self.views = {n: arena[:arena.size // n * n].view(t) for n, t in UINTS.items()}
-        self.written = np.zeros(arena.size, bool)  # by anybody, since it was allocated
+        self.written = sparse(arena.size, bool)    # by anybody, since it was allocated
         self.owner = None                          # of this launch: 0, or the thread that wrote the byte, from 1
         self.starts, self.ends = [], []
         self.dirty = (arena.size, 0)
@@ -49,7 +55,9 @@ class GlobalMemory:
         i = bisect.bisect(self.starts, address)
         self.starts.insert(i, address)
         self.ends.insert(i, address + size)
-        self.written[address - self.base:address - self.base + size] = written
+        part = self.written[address - self.base:address - self.base + size]
+        if written or part.any():
+            part[:] = written
 
     def free(self, address):
         i = self.starts.index(address)
@@ -60,7 +68,7 @@ class GlobalMemory:
 
     def begin_launch(self):
         if self.owner is None:
-            self.owner = np.zeros(self.arena.size, np.int32)
+            self.owner = sparse(self.arena.size, np.int32)
         low, high = self.dirty
         self.owner[low:high] = 0
         self.dirty = (self.arena.size, 0)
@@ -84,7 +92,7 @@ class GlobalMemory:
         self.check(addresses, size * count, lanes)
         offsets = addresses - self.base
         for i in (offsets, offsets + (size * count - 1)):
-            if not self.lenient and not self.written[i].all():
+            if not self.written[i].all():
                 bad = ~self.written[i]
                 raise PtxError("uninitialised", f"read of global memory that nobody wrote: {describe(lanes[bad], addresses[bad])}")
             owner = self.owner[i]
@@ -114,15 +122,14 @@ class GlobalMemory:
             differs = np.zeros(lanes.size, bool)
             for k, value in enumerate(values):
                 differs |= (others & (old[k] != value)) | (self.views[size][first + k] != value)
-            if not self.lenient:
-                raise PtxError("race", f"two threads write the same global memory: {describe(lanes[bad], addresses[bad])}")
-            self.written[places] = True
-            self.arena[places[differs]] = 0xFF
-            self.written[places[differs]] = False
-        else:
-            self.written[places] = True
-            for k, value in enumerate(values):
-                self.views[size][first + k] = value
+            if self.same_writes:
+                bad = differs
+            if bad.any():
+                raise PtxError("race", f"two threads write {'different values to ' if self.same_writes else ''}the same global memory: "
+                               f"{describe(lanes[bad], addresses[bad])}")
+        self.written[places] = True
+        for k, value in enumerate(values):
+            self.views[size][first + k] = value
         self.dirty = (min(self.dirty[0], int(offsets.min())), max(self.dirty[1], int(offsets.max()) + size * len(values)))
 
 
@@ -134,8 +141,7 @@ class SharedMemory:
     in between are found.
     """
 
-    def __init__(self, blocks, size, granule, blocks_of_lanes, threads, lenient=False):
-        self.lenient = lenient
+    def __init__(self, blocks, size, granule, blocks_of_lanes, threads):
         self.size, self.granule = -(-max(size, 1) // 16) * 16, granule
         self.limit = size
         self.data = np.full(blocks * self.size, 0xFF, np.uint8)  # NaN in every type
@@ -184,8 +190,6 @@ class SharedMemory:
         shape = (-1,) + (1,) * (tag.ndim - 1)
         mine = self.mine[lanes]
         bad = (tag < 0) | ((tag >= self.base[lanes].reshape(shape)) & (tag != mine.reshape(shape)))
-        if self.lenient:
-            bad &= tag != -1
         if bad.any():
             tag, where = tag[bad], np.argwhere(bad)[:, 0]
             told = describe(lanes[where], addresses[where])
