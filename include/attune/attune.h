@@ -35,7 +35,14 @@ extern "C" {
 #define ATTUNE_API __attribute__((visibility("default")))
 #endif
 
-typedef enum attune_status {
+/* Any int is a value of an enumeration: in C it is anyway, and what is none of the names is refused, not undefined. */
+#ifdef __cplusplus
+#define ATTUNE_ANY_INT : int
+#else
+#define ATTUNE_ANY_INT
+#endif
+
+typedef enum attune_status ATTUNE_ANY_INT {
     ATTUNE_OK = 0,
     ATTUNE_INVALID_ARGUMENT =
         1,                    /* an argument is wrong; attune_last_error() names it, its value and what was expected */
@@ -46,7 +53,7 @@ typedef enum attune_status {
     ATTUNE_DEVICE_ERROR = 6   /* no driver, no such device, or the driver reported an error */
 } attune_status;
 
-typedef enum attune_dtype {
+typedef enum attune_dtype ATTUNE_ANY_INT {
     ATTUNE_F32 = 0,
     ATTUNE_BF16 = 1,
     ATTUNE_F16 = 2,
@@ -54,7 +61,12 @@ typedef enum attune_dtype {
     ATTUNE_I64 = 4
 } attune_dtype;
 
-typedef enum attune_device { ATTUNE_CPU = 0, ATTUNE_OPENCL = 1, ATTUNE_VULKAN = 2, ATTUNE_CUDA = 3 } attune_device;
+typedef enum attune_device ATTUNE_ANY_INT {
+    ATTUNE_CPU = 0,
+    ATTUNE_OPENCL = 1,
+    ATTUNE_VULKAN = 2,
+    ATTUNE_CUDA = 3
+} attune_device;
 
 /* A view of memory that the caller owns. stride is in elements. Strides of dimensions of extent 1 are ignored.
  * data of a tensor on a device is a device address (attune/device.h). In a problem for a device, tensors on the host
@@ -88,7 +100,7 @@ enum {
 };
 
 /* What the scores output holds. */
-typedef enum attune_scores_stage {
+typedef enum attune_scores_stage ATTUNE_ANY_INT {
     ATTUNE_SCORES_RAW = 0,          /* scale * q.k */
     ATTUNE_SCORES_CAPPED = 1,       /* after the soft cap */
     ATTUNE_SCORES_BIASED = 2,       /* after ALiBi, bias and mask: -inf where a key is invisible */
@@ -192,7 +204,10 @@ ATTUNE_API const char *attune_isa(
 typedef struct attune_mha attune_mha;
 
 /* How a weight matrix is stored: [in, out] as in y = x W, or [out, in] as PyTorch's Linear keeps it. */
-typedef enum attune_weight_layout { ATTUNE_WEIGHT_IN_OUT = 0, ATTUNE_WEIGHT_OUT_IN = 1 } attune_weight_layout;
+typedef enum attune_weight_layout ATTUNE_ANY_INT {
+    ATTUNE_WEIGHT_IN_OUT = 0,
+    ATTUNE_WEIGHT_OUT_IN = 1
+} attune_weight_layout;
 
 typedef struct attune_mha_config {
     size_t struct_size; /* set by attune_mha_config_init */
