@@ -23,8 +23,20 @@ namespace {
 std::atomic<int> num_threads{0};
 std::atomic<attune_parallel_for_fn> custom_parallel_for{nullptr};
 std::atomic<void *> custom_context{nullptr};
-// Halide's pool does not survive a fork: its threads exist in the parent only.
+// Halide's pool does not survive a fork: its threads exist in the parent only, and its lock is held for ever where one
+// of them held it. Kernels with parallel loops of their own come to it by Halide's hook.
 std::atomic<bool> forked{false};
+
+int run_serially(void *user_context, halide_task_t task, int begin, int count, uint8_t *closure) {
+    for (int i = begin; i < begin + count; i++)
+        if (const int error = halide_do_task(user_context, task, i, closure)) return error;
+    return 0;
+}
+
+void after_fork() {
+    forked = true;
+    halide_set_custom_do_par_for(run_serially);
+}
 
 int default_threads() {
     if (const char *text = std::getenv("ATTUNE_NUM_THREADS")) {
@@ -160,7 +172,7 @@ int slots(int threads, int64_t groups) {
 
 void parallel_groups(int threads, int64_t groups, std::span<const int64_t> tasks, RunPart run, void *context,
                      std::span<double> seconds) {
-    static const int once = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    static const int once = pthread_atfork(nullptr, nullptr, after_fork);
     (void)once;
     const int workers = int(std::min<int64_t>(threads, groups * std::ranges::max(tasks)));
     if (workers <= 1 || forked) return run_alone(groups, tasks, run, context, seconds);
@@ -192,7 +204,7 @@ void parallel_groups(int threads, int64_t groups, std::span<const int64_t> tasks
 }
 
 void limit_own_threads(int threads) {
-    halide_set_num_threads(forked ? 1 : threads);
+    if (!forked) halide_set_num_threads(threads);
 }
 
 } // namespace attune::rt

@@ -324,6 +324,41 @@ TEST_F(Contract_3_15, runs_in_a_forked_child) {
             }
 }
 
+// The pool may be at work, and hold its lock, at the moment of the fork.
+TEST_F(Contract_3_15, runs_in_a_child_forked_amid_work) {
+    const Case c = parse_case("f32:b1:h2:n40:m70:d64");
+    std::string why;
+    for (const Group &group : groups(c, Fit::sizes)) {
+        Bed busy(group.c, 1);
+        const Plan plan = make_plan(busy.p, "", "", 2, why);
+        ASSERT_TRUE(plan) << why;
+        const Workspace workspace(ATTUNE_CPU, attune_plan_workspace(plan.get()), Guard::none);
+        for (const attune_kernel *k : group.kernels) {
+            Bed bed(group.c, 1), other(group.c, 1);
+            if (!run(*k, bed, {.threads = 2})) continue;
+            std::atomic<bool> stop{false};
+            std::thread worker([&] {
+                const attune_tensors t = busy.tensors();
+                while (!stop) attune_run(plan.get(), &t, workspace.data(), workspace.size());
+            });
+            const bool own = k->traits & ATTUNE_TRAIT_OWN_THREADS;
+            for (int n = 0; n < (own ? 30 : 3); n++) {
+                const pid_t child = fork();
+                if (child == 0) {
+                    alarm(20);
+                    _exit(run(*k, other, {.threads = 2}) && other.bits_differ(bed).empty() ? 0 : 1);
+                }
+                int status = 0;
+                const bool ended = child > 0 && waitpid(child, &status, 0) == child && status == 0;
+                EXPECT_TRUE(ended) << k->name << ": the child ended with status " << status << " on " << bed.text();
+                if (!ended) break;
+            }
+            stop = true;
+            worker.join();
+        }
+    }
+}
+
 // The phases' own contract: any split of the tasks into calls, in any order, gives the same bits.
 TEST_F(Contract_3_15, phases_take_any_range_of_tasks) {
     for (const char *text : kBitsCases)
