@@ -81,8 +81,7 @@ DRIVER_API cuDevicePrimaryCtxRelease_v2(int) {
 DRIVER_API cuCtxCreate_v2(void **context, unsigned, int) {
     ENTER;
     *context = driver.create_context();
-    current_contexts().push_back(*context);
-    return kSuccess;
+    return Contexts::current().push(*context);
 }
 DRIVER_API cuCtxDestroy_v2(void *context) {
     ENTER;
@@ -92,26 +91,24 @@ DRIVER_API cuCtxPushCurrent_v2(void *context) {
     Driver &driver = Driver::get();
     Lock lock(driver.mutex);
     if (!driver.is_context(context)) return kInvalidContext;
-    current_contexts().push_back(context);
-    return kSuccess;
+    return Contexts::current().push(context);
 }
 DRIVER_API cuCtxPopCurrent_v2(void **context) {
-    auto &stack = current_contexts();
+    auto &stack = Contexts::current();
     if (stack.empty()) return kInvalidContext;
     if (context) *context = stack.back();
-    stack.pop_back();
+    stack.pop();
     return kSuccess;
 }
 DRIVER_API cuCtxSetCurrent(void *context) {
     ENTER;
     if (context && !driver.is_context(context)) return kInvalidContext;
-    auto &stack = current_contexts();
-    if (!stack.empty()) stack.pop_back();
-    if (context) stack.push_back(context);
-    return kSuccess;
+    auto &stack = Contexts::current();
+    if (!stack.empty()) stack.pop();
+    return context ? stack.push(context) : kSuccess;
 }
 DRIVER_API cuCtxGetCurrent(void **context) {
-    *context = current_contexts().empty() ? nullptr : current_contexts().back();
+    *context = Contexts::current().empty() ? nullptr : Contexts::current().back();
     return kSuccess;
 }
 DRIVER_API cuCtxGetDevice(int *device) {
@@ -134,7 +131,7 @@ DRIVER_API cuProfilerStop() {
 
 DRIVER_API cuStreamCreate(void **stream, unsigned) {
     ENTER;
-    if (current_contexts().empty()) return kInvalidContext;
+    if (Contexts::current().empty()) return kInvalidContext;
     *stream = driver.create_stream();
     return kSuccess;
 }
@@ -152,7 +149,7 @@ DRIVER_API cuStreamQuery(void *stream) {
 }
 DRIVER_API cuStreamGetCtx(void *stream, void **context) {
     ENTER;
-    *context = stream || current_contexts().empty() ? driver.context_of(stream) : current_contexts().back();
+    *context = stream || Contexts::current().empty() ? driver.context_of(stream) : Contexts::current().back();
     return *context ? kSuccess : kInvalidHandle;
 }
 DRIVER_API cuEventCreate(void **event, unsigned) {

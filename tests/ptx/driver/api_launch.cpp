@@ -14,7 +14,7 @@ Result report(const json &answer) {
 
 DRIVER_API cuModuleLoadDataEx(void **module, const void *image, unsigned, int *, void **) {
     ENTER;
-    if (current_contexts().empty()) return kInvalidContext;
+    if (Contexts::current().empty()) return kInvalidContext;
     const json answer = driver.load(module, static_cast<const char *>(image));
     if (!answer.contains("error")) return kSuccess;
     report(answer);

@@ -9,9 +9,9 @@
 
 namespace attune::ptx {
 
-std::vector<void *> &current_contexts() {
-    thread_local std::vector<void *> stack;
-    return stack;
+Contexts &Contexts::current() {
+    thread_local Contexts contexts; // begins as zeros
+    return contexts;
 }
 
 int64_t environment(const char *name, int64_t missing) {
@@ -32,7 +32,7 @@ size_t Driver::free_bytes() const {
 
 Result Driver::allocate(uint64_t *address, size_t bytes) {
     if (bytes == 0) return kInvalidValue;
-    if (current_contexts().empty()) return kInvalidContext;
+    if (Contexts::current().empty()) return kInvalidContext;
     map_memory();
     // First fit, with at least one unit between two allocations.
     uint64_t at = kBase;
@@ -41,7 +41,7 @@ Result Driver::allocate(uint64_t *address, size_t bytes) {
         at = (begin + a.bytes + 2 * kAlign - 1) / kAlign * kAlign;
     }
     if (at - kBase + bytes + kAlign > size_ || bytes > free_bytes()) return kOutOfMemory;
-    allocations_[at] = {bytes, current_contexts().back()};
+    allocations_[at] = {bytes, Contexts::current().back()};
     // What nobody wrote may not be read anyway: NaN shows it where memory is copied, and larger arrays stay sparse.
     std::memset(host(at), 0xff, std::min(bytes, kFilled));
     ask({{"do", "allocate"}, {"address", at}, {"bytes", bytes}});
@@ -83,14 +83,14 @@ Result Driver::destroy_context(void *context) {
         if (a.context == context) left.push_back(address);
     for (uint64_t address : left) release(address);
     std::erase_if(work_, [context](const auto &w) { return w.first.first == context; });
-    std::erase(current_contexts(), context);
+    Contexts::current().remove(context);
     contexts_.erase(context);
     delete static_cast<char *>(context);
     return kSuccess;
 }
 void *Driver::create_stream() {
     char *stream = new char;
-    streams_[stream] = current_contexts().back();
+    streams_[stream] = Contexts::current().back();
     return stream;
 }
 Result Driver::destroy_stream(void *stream) {
@@ -103,12 +103,12 @@ void *Driver::context_of(void *stream) const {
     return found == streams_.end() ? nullptr : found->second;
 }
 Result Driver::check_stream(void *stream) const {
-    if (current_contexts().empty() || !is_context(current_contexts().back())) return kInvalidContext;
-    return !stream || context_of(stream) == current_contexts().back() ? kSuccess : kInvalidHandle;
+    if (Contexts::current().empty() || !is_context(Contexts::current().back())) return kInvalidContext;
+    return !stream || context_of(stream) == Contexts::current().back() ? kSuccess : kInvalidHandle;
 }
 Result Driver::work_on(void *stream) {
     const Result result = check_stream(stream);
-    if (result == kSuccess) work_[{current_contexts().back(), stream}]++;
+    if (result == kSuccess) work_[{Contexts::current().back(), stream}]++;
     return result;
 }
 int Driver::work(void *context, void *stream) const {
@@ -119,7 +119,7 @@ int Driver::work(void *context, void *stream) const {
 json Driver::load(void **module, const char *text) {
     auto made = std::make_unique<Module>();
     made->id = next_module_++;
-    made->context = current_contexts().back();
+    made->context = Contexts::current().back();
     const json answer = ask({{"do", "module"}, {"id", made->id}}, text, std::strlen(text));
     if (answer.contains("error")) return answer;
     *module = made.get();
@@ -148,7 +148,8 @@ Result Driver::function(void **function, void *module, const char *name) {
 bool Driver::owns(void *function) const {
     for (const auto &[handle, module] : modules_)
         for (const auto &f : module->functions)
-            if (f.get() == function) return !current_contexts().empty() && module->context == current_contexts().back();
+            if (f.get() == function)
+                return !Contexts::current().empty() && module->context == Contexts::current().back();
     return false;
 }
 

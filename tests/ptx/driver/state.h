@@ -14,6 +14,7 @@
 
 #include "device/cuda_numbers.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -47,8 +48,26 @@ struct Module {
     std::vector<std::unique_ptr<Function>> functions;
 };
 
-// The contexts that the calling thread has made current, the last one on top.
-std::vector<void *> &current_contexts();
+// The contexts that a thread has made current, the last one on top. It has no destructor: Halide's runtime makes one
+// current after the thread's other variables are gone.
+class Contexts {
+  public:
+    static Contexts &current(); // the calling thread's
+    bool empty() const { return count_ == 0; }
+    void *back() const { return items_[count_ - 1]; }
+    Result push(void *context) {
+        if (count_ == kMost) return kInvalidValue;
+        items_[count_++] = context;
+        return kSuccess;
+    }
+    void pop() { count_--; }
+    void remove(void *context) { count_ = int(std::remove(items_, items_ + count_, context) - items_); }
+
+  private:
+    static constexpr int kMost = 64;
+    void *items_[kMost];
+    int count_;
+};
 
 int64_t environment(const char *name, int64_t missing);
 
