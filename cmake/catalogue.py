@@ -4,15 +4,16 @@
   catalogue.py --out DIR --generator PROGRAM [--mlir-generator SCRIPT] --ranking RANKING.json CATALOGUE.json ...
 
 writes into DIR:
-  kernels.inc     ATTUNE_KERNEL(name) for each kernel: the registry's X-macro
-  kernels.cpp     the descriptors, with adapters around the generated functions
+  kernels.inc     ATTUNE_KERNEL(name) for each kernel
+  kernels.cpp     the descriptors, with adapters around the generated functions, and the table of them
   projections.inc ATTUNE_PROJECTION(name, isa, rows, panel): the matmul kernels of multi-head attention
   ranking.inc     the planner's ranking of strategies
   kernels.cmake   attune_halide_object(FUNCTION args...), attune_device_object or attune_mlir_object for each generated function,
                   attune_mma_ptx(NAME TILE args...) for each tile of a tensor core kernel
   manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
 
-Kernels whose backend is mlir are left out where there is no --mlir-generator.
+Kernels whose backend is mlir are left out where there is no --mlir-generator. kernel_set.py makes libraries of other catalogues with
+the same code.
 
 An entry's `phases` maps the phase's name to the generator that makes it; the end of the generator's name says which
 adapter it gets (see runtime/halide/phases.h and runtime/mlir/phases.h).
@@ -173,13 +174,21 @@ def check_name(entry, where):
         check(mod in parts, f"{where}: the name is '{entry['name']}': expected _{mod} in it, as 'mods' has it")
 
 
+def read(path):
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CatalogueError(f"{path}: {error}") from error
+
+
 def load(paths):
+    return checked((path, read(path)) for path in paths)
+
+
+def checked(catalogues):
+    """The kernels of (where they are from, list of entries) each."""
     kernels, names = [], set()
-    for path in paths:
-        try:
-            entries = json.loads(Path(path).read_text())
-        except (OSError, ValueError, RecursionError) as error:
-            raise CatalogueError(f"{path}: {error}") from error
+    for path, entries in catalogues:
         check(isinstance(entries, list), f"{path}: expected a list of kernels")
         for entry in entries:
             check(isinstance(entry, dict), f"{path}: a kernel is {entry!r}: expected an object")
@@ -202,6 +211,9 @@ def load(paths):
                 check(flag in FLAGS, f"{where}: constraints.flags has '{flag}': expected some of {', '.join(FLAGS)}")
             for trait in entry["constraints"].get("traits", []):
                 check(trait in TRAITS, f"{where}: constraints.traits has '{trait}': expected some of {', '.join(TRAITS)}")
+            if "blocks" in entry["params"]:  # MLIR: the last block is the tile
+                last = str(entry["params"]["blocks"]).split("+")[-1]
+                entry["params"].setdefault("q", int(last) if last.isdigit() else last)
             check_name(entry, where)
             entry["_where"] = where
             kernels.append(entry)
@@ -390,6 +402,46 @@ def write(path, text):
         path.write_text(text)
 
 
+HEAD = "// Made by cmake/catalogue.py from the catalogues.\n"
+# What a plug-in exports (attune_load_kernels). The hooks are those of the runtime's code that is linked into it.
+PLUGIN = """
+extern "C" ATTUNE_API const attune_kernel_set *attune_plugin(void) {
+    attune::rt::install_halide_hooks();
+    static const attune_kernel_set set{sizeof(attune_kernel_set), ATTUNE_KERNEL_ABI, ATTUNE_VERSION, attune::rt::builtin_kernels, %d};
+    return &set;
+}
+"""
+
+
+def describe(kernels, programs, autoschedulers, folder):
+    """(text of kernels.cpp, {function: (made by, command)}, manifest) of the kernels."""
+    lines, functions, manifest = Lines(), {}, {}
+    for entry in kernels:
+        if is_mma(entry):
+            mma_descriptor(entry, lines, folder)
+            program = [programs["mlir"][0], str(Path(programs["mlir"][1]).with_name("attune_mma_gen.py")), "mlir_mma"]
+            manifest[entry["name"]] = [{"phase": tile, "generator": "mlir_mma", "function": f"{entry['name']}_{tile}",
+                                        "command": program + [f"{entry['name']}_{tile}", entry["isa"]] + parameters} for tile, parameters in shape.tiles(entry)]
+            continue
+        descriptor(entry, lines)
+        phases = []
+        for phase, generator, function, command in functions_of(entry):
+            command = [a.replace("@AUTOSCHEDULERS@", autoschedulers) for a in command]
+            made_by = "device" if entry["backend"] == "halide" and is_device(entry) else entry["backend"]
+            functions.setdefault(function, (made_by, command))
+            check(functions[function] == (made_by, command), f"{entry['_where']}: function {function} is made in two ways")
+            phases.append({"phase": phase, "generator": generator, "function": function, "command": programs[entry["backend"]] + command})
+        manifest[entry["name"]] = phases
+    headers = {"arena.h", "registry.h"}
+    for k in kernels:
+        headers.add("mlir/mma.h" if is_mma(k) else "device/phases.h" if is_device(k) else f"{k['backend']}/phases.h")
+    table = "".join(f"&builtin::{k['name']}, " for k in kernels)
+    text = (HEAD + "".join(f'#include "{h}"\n' for h in sorted(headers)) + "\n#include <type_traits>\n\nnamespace attune::rt {\nnamespace builtin {\n"
+            + "".join(f"extern const attune_kernel {k['name']};\n" for k in kernels) + "\n".join(lines)
+            + f"\n}}\nconst attune_kernel *const builtin_kernels[] = {{{table}nullptr}};\n}}\n")
+    return text, functions, manifest
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True, type=Path)
@@ -407,36 +459,17 @@ def main():
     kernels = [k for k in load(args.catalogues) if k["backend"] != "mlir" or args.mlir_generator]
     mma = [k for k in kernels if is_mma(k)]
     programs = {"halide": [args.generator], "mlir": [sys.executable, args.mlir_generator]}
-    lines, functions, manifest = Lines(), {}, {}
-    for entry in kernels:
-        if is_mma(entry):
-            mma_descriptor(entry, lines, args.out)
-            program = [sys.executable, str(Path(args.mlir_generator).with_name("attune_mma_gen.py")), "mlir_mma"]
-            manifest[entry["name"]] = [{"phase": tile, "generator": "mlir_mma", "function": f"{entry['name']}_{tile}",
-                                        "command": program + [f"{entry['name']}_{tile}", entry["isa"]] + parameters} for tile, parameters in shape.tiles(entry)]
-            continue
-        descriptor(entry, lines)
-        phases = []
-        for phase, generator, function, command in functions_of(entry):
-            command = [a.replace("@AUTOSCHEDULERS@", args.autoschedulers) for a in command]
-            made_by = "device" if entry["backend"] == "halide" and is_device(entry) else entry["backend"]
-            functions.setdefault(function, (made_by, command))
-            check(functions[function] == (made_by, command), f"{entry['_where']}: function {function} is made in two ways")
-            phases.append({"phase": phase, "generator": generator, "function": function, "command": programs[entry["backend"]] + command})
-        manifest[entry["name"]] = phases
+    text, functions, manifest = describe(kernels, programs, args.autoschedulers, args.out)
     projections = load_projections(args.projections)
     for name, _, _, _, command in projections:
         functions[name] = ("halide", command)
-    head = ("// Made by cmake/catalogue.py from the catalogues.\n")
-    write(args.out / "kernels.inc", head + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
-    write(args.out / "kernels.cpp", head + '#include "device/phases.h"\n#include "halide/phases.h"\n#include "mlir/mma.h"\n#include "mlir/phases.h"\n\n#include <type_traits>\n\n'
-          + "namespace attune::rt::builtin {\n#define ATTUNE_KERNEL(name) extern const attune_kernel name;\n#include \"kernels.inc\"\n#undef ATTUNE_KERNEL\n\n"
-          + "\n".join(lines) + "\n}\n")
-    write(args.out / "projections.inc", head + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))
+    write(args.out / "kernels.inc", HEAD + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
+    write(args.out / "kernels.cpp", text)
+    write(args.out / "projections.inc", HEAD + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))
     ranking = json.loads(args.ranking.read_text())
     rules = "".join(f"    {{{r.get('rows_min', 0)}, {r.get('rows_max', 'INT64_MAX')}, {{{', '.join(json.dumps(s) for s in r['strategies'])}}}}},\n"
                     for r in ranking["rules"])
-    write(args.out / "ranking.inc", head + rules)
+    write(args.out / "ranking.inc", HEAD + rules)
     write(args.out / "kernels.cmake", "# Made by cmake/catalogue.py from the catalogues.\n"
           + "".join(f"attune_{backend}_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, (backend, c) in functions.items())
           + "".join(f"attune_mma_ptx({k['name']} {tile} {' '.join(parameters)})\n" for k in mma for tile, parameters in shape.tiles(k)))

@@ -1,13 +1,15 @@
 // From a problem to a kernel, and from a kernel to a run.
 //
-// The choice has three steps and no heuristics in code: what each kernel says it can do, then the best ISA, then the
-// checked-in ranking of strategies (made by measurements) with specialised sizes ahead of run-time sizes.
+// The choice has four steps and no heuristics in code: what each kernel says it can do, then what `attune tune` has
+// found on this machine, then the best ISA, then the checked-in ranking of strategies (made by measurements) with
+// specialised sizes ahead of run-time sizes.
 #include "arena.h"
 #include "cpu_features.h"
 #include "device/run.h"
 #include "registry.h"
 #include "status.h"
 #include "threads.h"
+#include "tuning.h"
 #include "validate.h"
 #include "varlen.h"
 
@@ -181,8 +183,24 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
 
     auto made = std::make_unique<attune_plan>();
     made->problem = p;
-    made->kernel = able[0].kernel;
     made->threads = o.threads ? o.threads : attune_get_num_threads();
+    std::string tuned;
+    if (!o.kernel && !o.strategy && p.device == ATTUNE_CPU && !(p.flags & ATTUNE_DETERMINISTIC)) {
+        const TuningStore &store = tuning_store();
+        if (!store.warning().empty()) tuned = fmt::format("tuning store: {}\n", store.warning());
+        if (const TuningEntry *e = store.find(bucket_of(p, made->threads))) {
+            const auto it =
+                std::find_if(able.begin(), able.end(), [&](const Candidate &c) { return e->kernel == c.kernel->name; });
+            if (it != able.end()) std::rotate(able.begin(), it, it + 1);
+            tuned += fmt::format("tuning store: {} {}\n", it != able.end() ? "chose" : "prefers",
+                                 it != able.end() ? fmt::format("it, {:.3g} x as fast as the ranking's choice for {}",
+                                                                e->speedup, e->case_text)
+                                 : attune_find_kernel(e->kernel.c_str())
+                                     ? e->kernel + ", which cannot do this problem"
+                                     : e->kernel + ", which is neither linked nor loaded (attune_load_kernels)");
+        }
+    }
+    made->kernel = able[0].kernel;
     made->scale = p.flags & ATTUNE_SCALE ? p.scale : 1.0f / std::sqrt(float(p.dk));
     if (!nothing_to_do(p)) {
         const attune_kernel &k = *made->kernel;
@@ -199,6 +217,7 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
     made->explain =
         fmt::format("{}: chosen{}\n", made->kernel->name,
                     made->kernel->traits & ATTUNE_TRAIT_QUADRATIC ? " (it keeps all N*M scores in memory)" : "");
+    made->explain += tuned;
     for (size_t i = 1; i < able.size(); i++)
         made->explain += fmt::format("{}: can do it, ranked {} of {}\n", able[i].kernel->name, i + 1, able.size());
     made->explain += reasons;

@@ -11,23 +11,16 @@
 #include <mutex>
 #include <tuple>
 
-#define ATTUNE_KERNEL(name) extern const attune_kernel name;
-namespace attune::rt::builtin {
-#include "kernels.inc"
-}
-#undef ATTUNE_KERNEL
-
 namespace attune::rt {
 
 namespace {
 
 struct Registry {
     std::mutex mutex;
-    std::deque<const attune_kernel *> kernels{
-#define ATTUNE_KERNEL(name) &builtin::name,
-#include "kernels.inc"
-#undef ATTUNE_KERNEL
-    };
+    std::deque<const attune_kernel *> kernels;
+    Registry() {
+        for (const attune_kernel *const *k = builtin_kernels; *k; ++k) kernels.push_back(*k);
+    }
 };
 
 Registry &registry() {
@@ -81,6 +74,50 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     return "";
 }
 
+namespace {
+
+attune_status check_descriptor(const attune_kernel *kernel) {
+    if (!kernel) return fail(ATTUNE_INVALID_ARGUMENT, "kernel is null: expected a descriptor");
+    if (kernel->struct_size != sizeof(attune_kernel))
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->struct_size is {}: expected {} (built for another version?)",
+                    kernel->struct_size, sizeof(attune_kernel));
+    if (kernel->abi != ATTUNE_KERNEL_ABI)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->abi is {}: expected {}", kernel->abi, ATTUNE_KERNEL_ABI);
+    if (!kernel->name || !kernel->strategy || !kernel->isa || !kernel->backend)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel has a null name, strategy, backend or isa: expected strings");
+    if (kernel->device == ATTUNE_CPU && isa_rank(kernel->isa) < 0)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->isa is '{}': expected an ISA token", kernel->isa);
+    if (!kernel->phases || kernel->num_phases < 1 || kernel->num_phases > kMaxPhases)
+        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->num_phases is {}: expected 1 to {}, with phases",
+                    kernel->num_phases, kMaxPhases);
+    return ATTUNE_OK;
+}
+
+} // namespace
+
+attune_status register_all(std::span<const attune_kernel *const> added) {
+    for (const attune_kernel *k : added)
+        if (attune_status s = check_descriptor(k)) return s;
+    std::lock_guard lock(registry().mutex);
+    auto &kernels = registry().kernels;
+    const size_t before = kernels.size();
+    try {
+        for (const attune_kernel *k : added) {
+            for (const attune_kernel *other : kernels)
+                if (std::string_view(other->name) == k->name) {
+                    kernels.resize(before);
+                    return fail(ATTUNE_INVALID_ARGUMENT,
+                                "kernel->name is '{}': a kernel of that name is registered already", k->name);
+                }
+            kernels.push_back(k);
+        }
+    } catch (const std::bad_alloc &) {
+        kernels.resize(before);
+        throw;
+    }
+    return ATTUNE_OK;
+}
+
 } // namespace attune::rt
 
 using namespace attune::rt;
@@ -105,26 +142,7 @@ extern "C" const attune_kernel *attune_find_kernel(const char *name) {
 }
 
 extern "C" attune_status attune_register_kernel(const attune_kernel *kernel) try {
-    if (!kernel) return fail(ATTUNE_INVALID_ARGUMENT, "kernel is null: expected a descriptor");
-    if (kernel->struct_size != sizeof(attune_kernel))
-        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->struct_size is {}: expected {} (built for another version?)",
-                    kernel->struct_size, sizeof(attune_kernel));
-    if (kernel->abi != ATTUNE_KERNEL_ABI)
-        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->abi is {}: expected {}", kernel->abi, ATTUNE_KERNEL_ABI);
-    if (!kernel->name || !kernel->strategy || !kernel->isa || !kernel->backend)
-        return fail(ATTUNE_INVALID_ARGUMENT, "kernel has a null name, strategy, backend or isa: expected strings");
-    if (kernel->device == ATTUNE_CPU && isa_rank(kernel->isa) < 0)
-        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->isa is '{}': expected an ISA token", kernel->isa);
-    if (!kernel->phases || kernel->num_phases < 1 || kernel->num_phases > kMaxPhases)
-        return fail(ATTUNE_INVALID_ARGUMENT, "kernel->num_phases is {}: expected 1 to {}, with phases",
-                    kernel->num_phases, kMaxPhases);
-    std::lock_guard lock(registry().mutex);
-    for (const attune_kernel *k : registry().kernels)
-        if (std::string_view(k->name) == kernel->name)
-            return fail(ATTUNE_INVALID_ARGUMENT, "kernel->name is '{}': a kernel of that name is registered already",
-                        kernel->name);
-    registry().kernels.push_back(kernel);
-    return ATTUNE_OK;
+    return register_all({&kernel, 1});
 } catch (const std::bad_alloc &) {
     return fail(ATTUNE_OUT_OF_MEMORY, "no memory for another entry of the registry");
 }

@@ -3,10 +3,21 @@
 
 #include "attune/kernel.h"
 
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace attune::rt {
+
+// The generated table of the kernels that are linked; ends with a null pointer (cmake/catalogue.py).
+extern const attune_kernel *const builtin_kernels[];
+
+// Registers all of them, or none and the reason. Names must be new.
+attune_status register_all(std::span<const attune_kernel *const> kernels);
+
+// Why a CPU of this ISA does not take a plug-in's kernels; empty if it does.
+std::string plugin_refusal(const attune_kernel_set *set, std::string_view cpu_isa);
 
 // All kernels, in a snapshot that stays valid (kernels are never removed).
 std::vector<const attune_kernel *> all_kernels();

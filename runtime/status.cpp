@@ -77,5 +77,5 @@ extern "C" const char *attune_dtype_string(attune_dtype dtype) {
 }
 
 extern "C" const char *attune_version(void) {
-    return "0.1.0";
+    return ATTUNE_VERSION;
 }

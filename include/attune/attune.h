@@ -28,6 +28,7 @@ extern "C" {
 #define ATTUNE_VERSION_MAJOR 0
 #define ATTUNE_VERSION_MINOR 1
 #define ATTUNE_VERSION_PATCH 0
+#define ATTUNE_VERSION "0.1.0"
 
 #if defined(_WIN32)
 #define ATTUNE_API

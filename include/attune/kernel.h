@@ -85,11 +85,24 @@ typedef struct attune_kernel {
     const char *(*refuses)(const attune_problem *problem); /* what the fields above do not say: NULL, or why not */
 } attune_kernel;
 
+/* What a plug-in exports: a function attune_plugin() that returns its kernels (`attune build`, `attune tune`). */
+typedef struct attune_kernel_set {
+    size_t struct_size;
+    uint32_t abi;        /* ATTUNE_KERNEL_ABI */
+    const char *version; /* of attune, that it was made by */
+    const attune_kernel *const *kernels;
+    int64_t num_kernels;
+} attune_kernel_set;
+
 /* The run-time registry: built-in kernels, then those registered later. */
 ATTUNE_API int64_t attune_num_kernels(void);
 ATTUNE_API const attune_kernel *attune_kernel_at(int64_t index); /* NULL if out of range */
 ATTUNE_API const attune_kernel *attune_find_kernel(const char *name);
 ATTUNE_API attune_status attune_register_kernel(const attune_kernel *kernel);
+/* Loads a plug-in and registers its kernels: all of them, or none. Refused, with the reason, if it was made for another
+ * ABI, has a kernel for an ISA that this CPU lacks, or a name that is taken. It stays loaded. Loading one again does
+ * nothing. */
+ATTUNE_API attune_status attune_load_kernels(const char *path);
 /* NULL if `kernel` can run `problem` on this CPU or device, otherwise the reason (valid until the thread's next call).
  */
 ATTUNE_API const char *attune_kernel_refuses(const attune_kernel *kernel, const attune_problem *problem);
@@ -102,7 +115,7 @@ ATTUNE_API void attune_time_phases(int on);
 ATTUNE_API int64_t attune_last_phase_seconds(double *seconds, int64_t capacity);
 
 /* How many tiles of rows the strict code has done since the process began: those in which a NaN or an infinity took
- * part, and those whose strides no kernel takes. */
+ * part, and those whose strides no kernel takes. Those of kernels from plug-ins are not counted. */
 ATTUNE_API uint64_t attune_strict_tiles(void);
 
 #ifdef __cplusplus
