@@ -3,12 +3,15 @@
 //   attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] [--launches FILE]
 //   [--emit schedule|stmt|asm|device --output FILE]
 //   attune-halide-gen --runtime FILE TARGET
+//   attune-halide-gen --space dk=64 dv=64 rows=1024 keys=1024 lanes=16 registers=32 l1=32768 l2=1048576
 //
 // --launches writes a line for each kernel that the function launches on a device: name, threads of a workgroup, bytes
 // of shared memory. `device` is the code for the device: PTX, OpenCL C or SPIR-V.
 //
 // Halide's own driver knows neither how much memory a kernel takes for itself nor how to print a loop nest; both are
-// wanted in the registry.
+// wanted in the registry. --space prints what `attune tune` may try (space.h).
+#include "space.h"
+
 #include "Halide.h"
 
 #include <cstdlib>
@@ -132,7 +135,34 @@ class Launches : public Internal::IRVisitor {
     }
 };
 
+// The spaces of all strategies, pruned for a problem on a machine.
+int print_spaces(int argc, char **argv) {
+    attune_gen::Setting setting{};
+    std::map<std::string, int64_t *> wanted{{"dk", &setting.dk},       {"dv", &setting.dv},
+                                            {"rows", &setting.rows},   {"keys", &setting.keys},
+                                            {"lanes", &setting.lanes}, {"registers", &setting.registers},
+                                            {"l1", &setting.l1},       {"l2", &setting.l2}};
+    for (int i = 2; i < argc; i++) {
+        const std::string arg = argv[i];
+        const size_t eq = std::min(arg.find('='), arg.size());
+        const auto it = wanted.find(arg.substr(0, eq));
+        const int64_t value = eq < arg.size() ? std::atoll(arg.c_str() + eq + 1) : 0;
+        if (it == wanted.end() || value < 1)
+            fail("--space: '" + arg +
+                 "': expected one more of dk, dv, rows, keys, lanes, registers, l1, l2, as NAME=NUMBER");
+        *it->second = value;
+        wanted.erase(it);
+    }
+    if (!wanted.empty()) fail("--space: " + wanted.begin()->first + "=NUMBER is missing");
+    std::string text;
+    for (const attune_gen::Space &space : attune_gen::all_spaces())
+        text += (text.empty() ? "[" : ",\n") + space.json(setting);
+    std::cout << text << "]\n";
+    return 0;
+}
+
 int run(int argc, char **argv) {
+    if (argc > 1 && std::string(argv[1]) == "--space") return print_spaces(argc, argv);
     if (argc == 4 &&
         std::string(argv[1]) == "--runtime") { // what all generated functions call: threads, memory, errors, drivers
         compile_standalone_runtime(argv[2], Target(argv[3]));

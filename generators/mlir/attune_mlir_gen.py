@@ -3,10 +3,12 @@
 
   attune_mlir_gen.py GENERATOR FUNCTION ISA name=value ... --object FILE.o --scratch FILE.inc
   attune_mlir_gen.py GENERATOR FUNCTION ISA name=value ... --emit KIND --output FILE
+  attune_mlir_gen.py --space dk=64 dv=64 rows=1024 keys=1024 lanes=16 registers=32 l1=32768 l2=1048576
 
 GENERATOR: mlir_flash, mlir_rowblock (the main phase) or mlir_pack. Parameters: dk, dv, panel, k (keys of a block), and for
 each number of query rows in `blocks`, a list like the others, the register tiles score_rows, matmul_rows, matmul_cols and
-fold_rows: lists joined by + as in blocks=4+8+24, or one number for all.
+fold_rows: lists joined by + as in blocks=4+8+24, or one number: for each block the largest divisor of its rows (of dv for
+matmul_cols) that is not more. --space prints what `attune tune` may try (spaces.py).
 
 KIND, in the order of lowering:
   payload    linalg on tensors: what is computed
@@ -27,7 +29,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE / "payload"))
+sys.path[:0] = [str(HERE), str(HERE / "payload")]
+import spaces  # noqa: E402
 import strategies  # noqa: E402
 
 TRIPLE = "x86_64-unknown-linux-gnu"  # without one, LLVM knows no memcpy or memset and writes byte loops: 101 -> 65 GFLOP/s
@@ -59,8 +62,8 @@ class GeneratorError(Exception):
     pass
 
 
-def numbers(params, name, count=None):
-    """The list `name`, one number for each block."""
+def numbers(params, name, wholes=None):
+    """The list `name`; with `wholes`, a number for each of them, which it has to divide."""
     if name not in params:
         raise GeneratorError(f"parameter {name} is missing: expected {name}=NUMBER or {name}=NUMBER+NUMBER+…")
     text = params[name]
@@ -68,10 +71,12 @@ def numbers(params, name, count=None):
     if not all(v.isdigit() and int(v) > 0 for v in values):
         raise GeneratorError(f"{name}={text}: expected positive numbers joined by +")
     values = [int(v) for v in values]
-    if count and len(values) == 1:
-        values *= count
-    if count and len(values) != count:
-        raise GeneratorError(f"{name}={text}: expected {count} numbers, one for each of blocks={params.get('blocks')}, or one for all")
+    if not wholes:
+        return values
+    if len(values) == 1 and len(wholes) > 1:
+        return [max(n for n in range(1, whole + 1) if whole % n == 0 and n <= values[0]) for whole in wholes]
+    if len(values) != len(wholes):
+        raise GeneratorError(f"{name}={text}: expected {len(wholes)} numbers, one for each of blocks={params.get('blocks')}, or one for all")
     return values
 
 
@@ -219,7 +224,7 @@ def prepare(generator, function, params):
     rows = numbers(params, "blocks")
     if rows != sorted(set(rows)):
         raise GeneratorError(f"blocks={params['blocks']}: expected rising numbers of rows")
-    knobs = {name: numbers(params, name, len(rows)) for name in BLOCK_KNOBS}
+    knobs = {name: numbers(params, name, [dv] * len(rows) if name == "matmul_cols" else rows) for name in BLOCK_KNOBS}
     blocks = [{"rows": r, **{name: knobs[name][i] for name in BLOCK_KNOBS}} for i, r in enumerate(rows)]
     for b in blocks:
         for name, whole in (("score_rows", b["rows"]), ("matmul_rows", b["rows"]), ("fold_rows", b["rows"]), ("matmul_cols", dv)):
@@ -229,6 +234,9 @@ def prepare(generator, function, params):
 
 
 def main():
+    if sys.argv[1:2] == ["--space"]:
+        print(spaces.as_json(sys.argv[2:]))
+        return
     parser = argparse.ArgumentParser(description="Makes one phase of a kernel with MLIR.")
     parser.add_argument("generator")
     parser.add_argument("function")
@@ -268,5 +276,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except GeneratorError as error:
+    except (GeneratorError, spaces.SettingError) as error:
         sys.exit(f"attune_mlir_gen: {error}")

@@ -9,10 +9,13 @@
 // without any mask, clamp or bound (a mask on every score costs 7 %), then the blocks at the edges of the visible range
 // and, when a mask or a bias is given, all of them. An edge block computes only the panels of keys that some row sees.
 #include "phases.h"
+#include "space.h"
 #include "stages/matmul.h"
 #include "stages/merge.h"
 #include "stages/scaled_score.h"
 #include "stages/softmax.h"
+
+#include <algorithm>
 
 namespace attune_gen {
 
@@ -189,3 +192,21 @@ class FlashAttend : public AttendPhase<FlashAttend> {
 } // namespace attune_gen
 
 HALIDE_REGISTER_GENERATOR(attune_gen::FlashAttend, flash_attend)
+
+ATTUNE_SPACE(flash,
+             attune_gen::Space("flash")
+                 .phase("pack", "pack_keys")
+                 .phase("main", "flash_attend")
+                 .knob("q", "q", {4, 8, 12, 16, 24, 32, 48, 64, 96}, 24)
+                 .knob("k", "k", {64, 96, 128, 192, 256, 384, 512, 768}, 192)
+                 .knob("panel", "p", {8, 16, 32, 48, 64}, 32)
+                 .knob("qk_rows", "s", {2, 3, 4, 6, 8, 12}, 12)
+                 .knob("pv_rows", "m", {1, 2, 3, 4, 6, 8, 12, 24}, 6)
+                 .knob("pv_vectors", "c", {1, 2, 3, 4, 5, 6, 8}, 4)
+                 .register_tiles("qk_rows", "pv_rows", "pv_vectors")
+                 .require("a key block is whole panels, two at least",
+                          [](const auto &x, const auto &) { return x["k"] % x["panel"] == 0 && x["k"] > x["panel"]; })
+                 .require("no longer than the keys are",
+                          [](const auto &x, const auto &s) { return x["k"] <= std::max<int64_t>(s.keys, 192); })
+                 .require("scores and weights of a block fit into half of L2",
+                          [](const auto &x, const auto &s) { return 8 * x["q"] * x["k"] <= s.l2 / 2; }))

@@ -5,9 +5,12 @@
 // The plain definition, tile by tile: nothing is merged or rescaled, which makes it the most exact of the fused
 // strategies, and the fastest as long as the strip fits (24 rows x 1024 keys: 96 KiB for S and as much for P).
 #include "phases.h"
+#include "space.h"
 #include "stages/matmul.h"
 #include "stages/scaled_score.h"
 #include "stages/softmax.h"
+
+#include <algorithm>
 
 namespace attune_gen {
 
@@ -95,3 +98,18 @@ class RowstripAttend : public AttendPhase<RowstripAttend> {
 } // namespace attune_gen
 
 HALIDE_REGISTER_GENERATOR(attune_gen::RowstripAttend, rowstrip_attend)
+
+// There are no key blocks: k is not a knob.
+ATTUNE_SPACE(rowstrip, attune_gen::Space("rowstrip")
+                           .phase("pack", "pack_keys")
+                           .phase("main", "rowstrip_attend")
+                           .knob("q", "q", {4, 8, 12, 16, 24, 32, 48}, 24)
+                           .knob("panel", "p", {8, 16, 32, 48, 64}, 32)
+                           .knob("qk_rows", "s", {2, 3, 4, 6, 8, 12}, 12)
+                           .knob("pv_rows", "m", {1, 2, 3, 4, 6, 8, 12, 24}, 6)
+                           .knob("pv_vectors", "c", {1, 2, 3, 4, 5, 6, 8}, 4)
+                           .same("k", "panel")
+                           .register_tiles("qk_rows", "pv_rows", "pv_vectors")
+                           .require("the strips of scores and weights fit into L2", [](const auto &x, const auto &s) {
+                               return 8 * x["q"] * (s.keys + x["panel"]) <= s.l2;
+                           }))

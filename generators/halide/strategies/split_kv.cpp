@@ -10,9 +10,12 @@
 // each lane, all rows of the tile for every row of K (the query heads of a group share it), and 16 keys' lanes are
 // transposed and folded together.
 #include "phases.h"
+#include "space.h"
 #include "stages/matmul.h"
 #include "stages/merge.h"
 #include "stages/softmax.h"
+
+#include <algorithm>
 
 namespace attune_gen {
 
@@ -179,3 +182,20 @@ class Merge : public Generator<Merge> {
 
 HALIDE_REGISTER_GENERATOR(attune_gen::SplitKvPartial, split_kv_partial)
 HALIDE_REGISTER_GENERATOR(attune_gen::Merge, merge)
+
+// Keys are masked and reduced in groups of 32, and a row's lanes folded 16 keys at a time.
+ATTUNE_SPACE(split_kv, attune_gen::Space("split_kv")
+                           .phase("main", "split_kv_partial")
+                           .phase("merge", "merge")
+                           .knob("q", "q", {1, 2, 4, 8}, 4)
+                           .knob("k", "k", {128, 256, 512, 1024, 2048, 4096}, 1024)
+                           .same("split_keys", "k")
+                           .fixed("panel", 0)
+                           .exact_sizes()
+                           .require("few rows for a kv head (16 at most): K and V are read for each tile of rows",
+                                    [](const auto &, const auto &s) { return s.rows <= 16; })
+                           .require("no more rows than the problem has",
+                                    [](const auto &x, const auto &s) { return x["q"] < 2 * s.rows; })
+                           .require("no longer than the keys are", [](const auto &x, const auto &s) {
+                               return x["k"] <= std::max<int64_t>(s.keys, 128);
+                           }))

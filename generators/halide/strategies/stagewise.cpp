@@ -8,9 +8,12 @@
 //
 // Rows of S lie one after the other, padded to whole panels: S(j, p, r) is key p * panel + j of row r.
 #include "phases.h"
+#include "space.h"
 #include "stages/matmul.h"
 #include "stages/scaled_score.h"
 #include "stages/softmax.h"
+
+#include <algorithm>
 
 namespace attune_gen {
 
@@ -167,3 +170,20 @@ HALIDE_REGISTER_GENERATOR(attune_gen::StagewiseScore, stagewise_score)
 HALIDE_REGISTER_GENERATOR(attune_gen::StagewiseMask, stagewise_mask)
 HALIDE_REGISTER_GENERATOR(attune_gen::StagewiseSoftmax, stagewise_softmax)
 HALIDE_REGISTER_GENERATOR(attune_gen::StagewiseMatmul, stagewise_matmul)
+
+ATTUNE_SPACE(stagewise, attune_gen::Space("stagewise")
+                            .phase("pack", "pack_keys")
+                            .phase("score", "stagewise_score")
+                            .phase("mask", "stagewise_mask")
+                            .phase("softmax", "stagewise_softmax")
+                            .phase("matmul", "stagewise_matmul")
+                            .knob("q", "q", {8, 12, 16, 24, 32, 48}, 24)
+                            .knob("panel", "p", {8, 16, 32, 48, 64}, 32)
+                            .knob("score.rows", "s", {2, 3, 4, 6, 8, 12}, 12)
+                            .knob("matmul.rows", "m", {1, 2, 3, 4, 6, 8, 12, 24}, 6)
+                            .knob("matmul.vectors", "c", {1, 2, 3, 4, 5, 6, 8}, 4)
+                            .same("k", "panel")
+                            .quadratic()
+                            .require("all scores of a head fit into L2",
+                                     [](const auto &, const auto &s) { return 4 * s.rows * s.keys <= s.l2; })
+                            .register_tiles("score.rows", "matmul.rows", "matmul.vectors"))
