@@ -2,6 +2,7 @@
 #include "commands.h"
 
 #include "lib/error.h"
+#include "lib/tune_store.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -29,7 +30,13 @@ void CommonOptions::add_to(CLI::App &command) {
 std::vector<Case> CommonOptions::cases() const {
     std::vector<Case> parsed;
     for (const std::string &text : case_texts) parsed.push_back(parse_case(text));
+    for (const Case &c : parsed)
+        for (int t : thread_counts()) load_tuned_for(c, t);
     return parsed;
+}
+
+void load_tuned_for(const Case &c, int threads) {
+    for (const std::string &message : load_tuned({c}, {threads})) fmt::print(stderr, "attune: {}\n", message);
 }
 
 KernelFilter CommonOptions::filter() const {
@@ -68,6 +75,8 @@ int main(int argc, char **argv) {
     add_verify(app, status);
     add_info(app, status);
     add_onnx_attention(app, status);
+    add_tune(app, status);
+    add_build(app, status);
     add_worker(app, status);
     try {
         // CLI11 says no more than that a subcommand is required.

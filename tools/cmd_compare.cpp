@@ -270,6 +270,7 @@ struct Comparison {
 Comparison compare_on(Workload &w, const CompareOptions &options, const KernelFilter &filter, const Machine &machine,
                       int threads, uint64_t seed, PeerRows &peers) {
     Comparison result;
+    load_tuned_for(w.problem, threads);
     const attune_problem problem = device_problem(w, filter.device);
     std::string chosen, why;
     if (const Plan plan = make_plan(problem, "", "", threads, why)) chosen = attune_plan_kernel(plan.get());

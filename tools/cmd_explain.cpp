@@ -189,6 +189,7 @@ void run_explain(const Options &options, Status &status) {
     if (!(options.seconds > 0)) fail("--seconds={}: expected seconds above 0", options.seconds);
     options.common.filter();
     const Case c = parse_case(options.case_text);
+    for (int t : options.common.thread_counts()) load_tuned_for(c, t);
     const Machine machine = detect_machine();
     const std::string strategy = options.common.strategies.empty() ? "" : options.common.strategies[0];
     Arrays arrays(c, options.common.seed, copies_needed(c, machine));

@@ -7,6 +7,7 @@
 #include "numbers.h"
 #include "results.h"
 #include "runner.h"
+#include "tune_store.h"
 
 #include <algorithm>
 #include <chrono>
@@ -66,6 +67,7 @@ class AttuneWorker : public WorkerContestant {
     json prepare(int threads) override {
         std::string why;
         tensors_.clear();
+        load_tuned({copies_[0]->input_case()}, {threads});
         plan_ = make_plan(copies_[0]->problem(), "", "", threads, why);
         if (!plan_) return {{"cannot", first_line(why)}};
         const size_t bytes = attune_plan_workspace(plan_.get());
@@ -104,8 +106,27 @@ void WorkerContestant::measure_memory(json &answer) {
     answer["growth"] = std::max<int64_t>(peak - before, 0);
 }
 
-int serve(WorkerContestant &contestant) {
+int answer_questions(const std::function<json(const json &)> &answer) {
     signal(SIGINT, SIG_IGN); // the other side decides when to end
+    // What is printed by accident must not get into the conversation.
+    const int out = dup(STDOUT_FILENO);
+    dup2(STDERR_FILENO, STDOUT_FILENO);
+    for (std::string line; std::getline(std::cin, line);) {
+        json reply;
+        try {
+            const json message = json::parse(line);
+            if (message.value("op", "") == "quit") break;
+            reply = answer(message);
+        } catch (const std::exception &e) {
+            reply = {{"error", first_line(e.what())}};
+        }
+        const std::string text = reply.dump() + "\n";
+        if (write(out, text.data(), text.size()) != ssize_t(text.size())) return 1;
+    }
+    return 0;
+}
+
+int serve(WorkerContestant &contestant) {
     const Machine machine = detect_machine();
     auto &copies = contestant.copies_;
     size_t next = 0;
@@ -170,22 +191,7 @@ int serve(WorkerContestant &contestant) {
         }
         fail("op '{}': unknown", op);
     };
-    // What is printed by accident must not get into the conversation.
-    const int out = dup(STDOUT_FILENO);
-    dup2(STDERR_FILENO, STDOUT_FILENO);
-    for (std::string line; std::getline(std::cin, line);) {
-        json reply;
-        try {
-            const json message = json::parse(line);
-            if (message.value("op", "") == "quit") break;
-            reply = answer(message);
-        } catch (const std::exception &e) {
-            reply = {{"error", first_line(e.what())}};
-        }
-        const std::string text = reply.dump() + "\n";
-        if (write(out, text.data(), text.size()) != ssize_t(text.size())) return 1;
-    }
-    return 0;
+    return answer_questions(answer);
 }
 
 std::unique_ptr<WorkerContestant> make_attune_worker() {

@@ -4,6 +4,7 @@
 
 #include "inputs.h"
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -29,7 +30,9 @@ class WorkerContestant {
     std::vector<std::unique_ptr<Inputs>> copies_; // each with its own output
 };
 
-// Until the other side closes or says quit. Returns the exit status.
+// Answers one JSON object a line with another, until the other side closes or says quit; exceptions become {"error":
+// …}. Returns the exit status.
+int answer_questions(const std::function<nlohmann::json(const nlohmann::json &)> &answer);
 int serve(WorkerContestant &contestant);
 
 std::unique_ptr<WorkerContestant> make_attune_worker();

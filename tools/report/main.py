@@ -1,4 +1,4 @@
-"""attune report: turns what bench and compare wrote with --json into one self-contained page, or into tables of Markdown."""
+"""attune report: turns what bench, compare and tune wrote with --json into one self-contained page, or into tables of Markdown."""
 import argparse
 import os
 import pathlib
@@ -34,7 +34,7 @@ def write(path, text):
 
 def main():
     parser = argparse.ArgumentParser(prog="attune report", description=__doc__)
-    parser.add_argument("result", metavar="RESULT.json", help="what bench or compare wrote with --json")
+    parser.add_argument("result", metavar="RESULT.json", help="what bench, compare or tune wrote with --json")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: RESULT.html), or the Markdown file (default: "
                         "standard output). A Markdown file that has the marks of docs/performance.md keeps what is around them")
     parser.add_argument("--markdown", action="store_true", help="tables of Markdown in place of a page")

@@ -3,6 +3,7 @@ about this file; a new kind of result (a tuner's, say) is one more builder in BU
 import dataclasses
 
 import plots
+import tuned
 from results import geometric_mean, head_sweeps, title
 
 
@@ -59,10 +60,25 @@ def cases(results):
                  "phases": [{"caption": f"Phases, {g.threads} threads", "svg": plots.phases(g)} for g in shown
                             if any(r.get("phases") for r in g.rows)]}
         entries.append(entry)
-    return [Section("Case by case", "cases", {"entries": entries})]
+    return [Section("Case by case", "cases", {"entries": entries})] if entries else []
 
 
-BUILDERS = [summary, sweeps, table, cases]
+def searches(results):
+    found = tuned.searches(results)
+    entries = []
+    for s in found:
+        strategies = list(dict.fromkeys(t["strategy"] for t in s.timed if t["strategy"]))
+        pictures = [{"caption": f"{name}: each knob's values; the bar is the best with it", "svg": tuned.sensitivity(s, name)} for name in strategies]
+        entries.append({"search": s, "gain": tuned.gain(s), "svg": tuned.best_so_far(s), "pictures": [p for p in pictures if p["svg"]]})
+    return [Section("Tuned", "tuned", {"entries": entries})] if entries else []
+
+
+def races(results):
+    pictures = [{"caption": f"{c['case']}, {c['threads']} thread{'s' * (c['threads'] != 1)}", "svg": tuned.race(c)} for c in results.file.get("searchers", [])]
+    return [Section("Searches side by side", "pictures", {"pictures": pictures})] if pictures else []
+
+
+BUILDERS = [summary, searches, races, sweeps, table, cases]
 
 
 def build(results):

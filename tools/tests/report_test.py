@@ -109,6 +109,25 @@ class Report(unittest.TestCase):
         for expected in ("attn_rowstrip", "split_kv: needs n 1", "pack"):
             self.assertIn(expected, text)
 
+    def test_page_of_tune(self):
+        def trial(i, status="right", gain=0.0, **more):
+            return {"name": f"attn_flash_q{i}", "strategy": "flash", "knobs": f"q={8 * (i % 3)} k={64 + i}", "status": status, "why": "", "origin": "sampled",
+                    "short_gain": gain, "gain": gain, "at": float(i), "entry": "", "library": ""} | more
+        trials = [trial(0, gain=1.0, origin="linked", knobs='{"q": 24}'), *(trial(i, gain=0.8 + i / 20) for i in range(1, 9)),
+                  trial(9, "not built", why="the <compiler> crashed: signal 6"), trial(10, "wrong", why="O[0] is nan"), trial(11, "slow")]
+        tuned = {"case": "f32:h2:n64:d24", "threads": 1, "default": "attn_flash_q0", "trials": trials, "flops": 1e9, "peak_gflops": 100.0,
+                 "done": {"budget": 8, "kernel": "attn_flash_q8", "library": "", "gain": 1.2, "error": 0.002, "seconds": 8.0, "default_s": 0.02, "best_s": 0.0167}}
+        interrupted = {k: tuned[k] for k in ("case", "threads", "default", "trials")}
+        race = {"case": "f32:h2:n64:d24", "threads": 1, "searchers": [{"name": n, "about": "", "budget": 8.0, "trials": trials} for n in ("random", "attune")]}
+        self.report(results() | {"rows": [], "tuned": [tuned, interrupted], "searchers": [race]})
+        text = (self.folder / "result.html").read_text()
+        outline = Outline(text)
+        self.assertEqual(outline.count["svg"], 5)  # two curves, two sensitivities, a race
+        for expected in ("1.200 × the default (attn_flash_q0)", "the &lt;compiler&gt; crashed: signal 6", "O[0] is nan", "the search was interrupted",
+                         "60.0 %", "9 right, 1 not built, 1 wrong, 1 slow"):  # 1e9 / (0.02 / 1.2) of 100 GFLOP/s
+            self.assertIn(expected, text)
+        self.assertIn("a tuned case lacks trials", self.report(results() | {"tuned": [{"case": "", "threads": 1, "default": ""}]}, status=2))
+
     def test_markdown(self):
         text = self.report(results(), "--markdown")
         self.assertIn("| `b1:h8:n512:d64` | 80.0 | 80 % | 1.60× | 1.012 | **50.0** | 40.0 |", text)
