@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -136,9 +137,9 @@ extern "C" attune_status attune_merge(const attune_partial *parts, int64_t num_p
     if (lse)
         if (attune_status s = check("lse", *lse, true, true)) return s;
     for (int64_t n = 0; n < num_parts; n++) {
-        char name[40]; // a string might allocate
+        char name[40]; // a string might allocate; and fmt::format_to_n brings 150 KiB of fmt into the object
         const auto part = [&](const char *what) {
-            *fmt::format_to_n(name, sizeof name - 1, "parts[{}].{}", n, what).out = '\0';
+            std::snprintf(name, sizeof name, "parts[%lld].%s", static_cast<long long>(n), what);
             return name;
         };
         if (attune_status s = check(part("o"), parts[n].o, false, false)) return s;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -203,9 +204,8 @@ class Cuda : public Backend {
             return int64_t(value);
         };
         info.capability = 10 * attribute(kMajor) + attribute(kMinor);
-        *fmt::format_to_n(info.driver, sizeof info.driver - 1, "CUDA {}.{}, sm_{}", version / 1000, version % 1000 / 10,
-                          info.capability)
-             .out = '\0';
+        std::snprintf(info.driver, sizeof info.driver, "CUDA %d.%d, sm_%lld", version / 1000, version % 1000 / 10,
+                      static_cast<long long>(info.capability));
         size_t memory = 0;
         functions.device_total_mem(&memory, device);
         info.memory_bytes = info.max_buffer_bytes = int64_t(memory);

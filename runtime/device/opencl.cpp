@@ -8,6 +8,7 @@
 #include "HalideRuntimeOpenCL.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -236,7 +237,7 @@ class OpenCL : public Backend {
         cl.device_info(id, kName, sizeof info.name - 1, info.name, nullptr);
         cl.device_info(id, kDriverVersion, sizeof driver - 1, driver, nullptr);
         cl.device_info(id, kVersion, sizeof version - 1, version, nullptr);
-        *fmt::format_to_n(info.driver, sizeof info.driver - 1, "{}, driver {}", version, driver).out = '\0';
+        std::snprintf(info.driver, sizeof info.driver, "%s, driver %s", version, driver);
         info.memory_bytes = int64_t(get<uint64_t>(id, kMemory));
         info.max_buffer_bytes = int64_t(get<uint64_t>(id, kMaxAlloc));
         info.shared_bytes = int64_t(get<uint64_t>(id, kSharedBytes));

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -275,9 +276,8 @@ class Vulkan : public Backend {
         info.device = ATTUNE_VULKAN;
         info.is_software = p.type == kCpu;
         std::memcpy(info.name, p.name, sizeof info.name - 1);
-        *fmt::format_to_n(info.driver, sizeof info.driver - 1, "Vulkan {}.{}.{}", p.api_version >> 22 & 0x7f,
-                          p.api_version >> 12 & 0x3ff, p.api_version & 0xfff)
-             .out = '\0';
+        std::snprintf(info.driver, sizeof info.driver, "Vulkan %u.%u.%u", p.api_version >> 22 & 0x7f,
+                      p.api_version >> 12 & 0x3ff, p.api_version & 0xfff);
         for (uint32_t i = 0; i < std::min(m.num_heaps, 16u); i++)
             if (m.heaps[i].flags & 1) info.memory_bytes = std::max(info.memory_bytes, int64_t(m.heaps[i].bytes));
         info.max_buffer_bytes = p.limits.storage_range;
