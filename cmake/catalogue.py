@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Turns catalogues (JSON, one entry a kernel) into what the build needs.
 
-  catalogue.py --out DIR --generator PROGRAM [--mlir-generator SCRIPT] --ranking RANKING.json CATALOGUE.json ...
+  catalogue.py --out DIR --generator PROGRAM [--mlir-generator SCRIPT] [--ranking RANKING.json --projections PROJECTIONS.json]
+               [--set NAME] [--isa ISA ...] [--device DEVICE ...] CATALOGUE.json ...
 
 writes into DIR:
   kernels.inc     ATTUNE_KERNEL(name) for each kernel
@@ -12,8 +13,12 @@ writes into DIR:
                   attune_mma_ptx(NAME TILE args...) for each tile of a tensor core kernel
   manifest.json   per kernel, its phases and the commands that make them (attune info --schedule|--stmt|--asm)
 
-Kernels whose backend is mlir are left out where there is no --mlir-generator. kernel_set.py makes libraries of other catalogues with
-the same code.
+Kernels whose backend is mlir are left out where there is no --mlir-generator, and those of other ISAs and devices where
+--isa and --device name some.
+
+The kernels are the library's own (the table builtin_kernels), or with --set NAME a set beside them: NAME_kernels.h declares
+attune_register_NAME(), and NAME is part of every symbol, so that two sets may have a kernel in common. kernel_set.py makes libraries of
+other catalogues with the same code.
 
 An entry's `phases` maps the phase's name to the generator that makes it; the end of the generator's name says which
 adapter it gets (see runtime/halide/phases.h and runtime/mlir/phases.h).
@@ -46,6 +51,7 @@ DEVICE_TARGETS = {
 }
 DEVICES = {"cpu": "ATTUNE_CPU", "opencl": "ATTUNE_OPENCL", "vulkan": "ATTUNE_VULKAN", "cuda": "ATTUNE_CUDA"}
 extra_features = ""  # of every Halide target: --features
+prefix = ""  # of every function that is made: --set
 DTYPES = {"f32": ("ATTUNE_F32", "float32"), "bf16": ("ATTUNE_BF16", "bfloat16"), "f16": ("ATTUNE_F16", "float16")}
 FLAGS = {
     "scale": "ATTUNE_SCALE", "causal": "ATTUNE_CAUSAL", "mask": "ATTUNE_MASK", "bias": "ATTUNE_BIAS", "kv_len": "ATTUNE_KV_LEN",
@@ -243,7 +249,7 @@ def functions_of(entry):
                 check(k in entry["params"], f"{entry['_where']}: params.{k} is missing: {generator} takes it")
             args += [f"{k}={entry['params'][k]}" for k in chosen]
             parts = [generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{entry['params'][k]}" for k in chosen]
-            function = "attn_" + "_".join(parts)
+            function = prefix + "attn_" + "_".join(parts)
         else:
             for key in ("dk", "dv"):
                 args.append(f"{key}={size(entry[key], entry['_where'] + ': ' + key)}")
@@ -257,7 +263,7 @@ def functions_of(entry):
                     args.append(f"{key}={value}")
             if "autoscheduler_plugin" in entry["params"]:
                 args += ["--plugin", f"@AUTOSCHEDULERS@/{entry['params']['autoscheduler_plugin']}"]
-            function = f"{entry['name']}__{phase}"
+            function = f"{prefix}{entry['name']}__{phase}"
         result.append((phase, generator, function, [generator, function, target_of(entry, generator)] + args))
     return result
 
@@ -267,12 +273,12 @@ def mlir_functions_of(entry):
     for phase, generator in entry["phases"].items():
         params = {"dk": size(entry["dk"], entry["_where"] + ": dk"), "dv": size(entry["dv"], entry["_where"] + ": dv"), **entry["params"]}
         check(params["dk"] and params["dv"], f"{entry['_where']}: dk and dv: expected numbers with MLIR")
-        function = f"{entry['name']}__{phase}"
+        function = f"{prefix}{entry['name']}__{phase}"
         if generator in SHARED_GENERATORS:
             for k in SHARED_GENERATORS[generator]:
                 check(k in params, f"{entry['_where']}: params.{k} is missing: {generator} takes it")
             params = {k: params[k] for k in SHARED_GENERATORS[generator]}
-            function = "attn_" + "_".join([generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{v}" for k, v in params.items()])
+            function = prefix + "attn_" + "_".join([generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{v}" for k, v in params.items()])
         params.pop("q", None)  # the runtime's
         result.append((phase, generator, function, [generator, function, entry["isa"]] + [f"{k}={v}" for k, v in params.items()]))
     return result
@@ -375,7 +381,7 @@ def mma_descriptor(entry, out, folder):
         check(list(entry["phases"]) == wanted, f"{where}: phases are {', '.join(entry['phases'])}: expected {', '.join(wanted)}")
         texts = []
         for a in MMA_ARCHITECTURES:
-            symbol = f"ptx_{name}_{tile}_{a}"
+            symbol = f"{prefix}ptx_{name}_{tile}_{a}"
             out.append(f'asm(".pushsection .rodata\\n.globl {symbol}\\n.hidden {symbol}\\n{symbol}: .incbin \\"{folder.resolve()}/{name}_{tile}.{a}.ptx\\"\\n.byte 0\\n'
                        f'.popsection");\nextern "C" const char {symbol}[];')
             texts.append(f"{{{a.removeprefix('sm_')}, {symbol}}}")
@@ -389,6 +395,41 @@ def mma_descriptor(entry, out, folder):
     out.append(f"constexpr attune_phase phases_{name}[] = {{\n{phases}\n}};")
     out.append(initialiser(entry, len(wanted), f"mlir::mma_kernel_shared_bytes<meta_{name}>, nullptr, nullptr, code_{name}, "
                            f"sizeof code_{name} / sizeof code_{name}[0], mlir::mma_refuses"))
+
+
+# What makes a set known: the library's own kernels are in its registry's table from the start.
+REGISTER = """
+extern "C" attune_status attune_register_SET(void) {
+    for (const attune_kernel *const *k = attune::rt::SET_kernels; *k; ++k)
+        if (attune_find_kernel((*k)->name) != *k)
+            if (const attune_status status = attune_register_kernel(*k)) return status;
+    return ATTUNE_OK;
+}
+
+// Where this object is linked, its kernels are there from the start.
+__attribute__((constructor)) static void register_at_start() {
+    if (attune_register_SET() != ATTUNE_OK) std::fprintf(stderr, "attune: kernels of SET: %s\\n", attune_last_error());
+}
+"""
+
+
+def header(set_name):
+    guard = f"ATTUNE_{set_name.upper()}_KERNELS_H"
+    return f"""/* Made by cmake/catalogue.py: the kernels that attune_add_kernels({set_name} ...) made. */
+#ifndef {guard}
+#define {guard}
+#include <attune/attune.h>
+#ifdef __cplusplus
+extern "C" {{
+#endif
+/* Adds the kernels to the registry. Doing so again changes nothing. An executable and a shared library do it when they are
+ * loaded; whoever links a static library that has the kernels calls it once. */
+attune_status attune_register_{set_name}(void);
+#ifdef __cplusplus
+}}
+#endif
+#endif
+"""
 
 
 class Lines(list):
@@ -413,7 +454,7 @@ extern "C" ATTUNE_API const attune_kernel_set *attune_plugin(void) {
 """
 
 
-def describe(kernels, programs, autoschedulers, folder):
+def describe(kernels, programs, autoschedulers, folder, set_name=""):
     """(text of kernels.cpp, {function: (made by, command)}, manifest) of the kernels."""
     lines, functions, manifest = Lines(), {}, {}
     for entry in kernels:
@@ -432,13 +473,14 @@ def describe(kernels, programs, autoschedulers, folder):
             check(functions[function] == (made_by, command), f"{entry['_where']}: function {function} is made in two ways")
             phases.append({"phase": phase, "generator": generator, "function": function, "command": programs[entry["backend"]] + command})
         manifest[entry["name"]] = phases
-    headers = {"arena.h", "registry.h"}
+    headers = {f"{set_name}_kernels.h"} if set_name else {"arena.h", "registry.h"}
     for k in kernels:
         headers.add("mlir/mma.h" if is_mma(k) else "device/phases.h" if is_device(k) else f"{k['backend']}/phases.h")
-    table = "".join(f"&builtin::{k['name']}, " for k in kernels)
-    text = (HEAD + "".join(f'#include "{h}"\n' for h in sorted(headers)) + "\n#include <type_traits>\n\nnamespace attune::rt {\nnamespace builtin {\n"
+    space, linkage = (f"set_{set_name}", "static ") if set_name else ("builtin", "")
+    table = "".join(f"&{space}::{k['name']}, " for k in kernels)
+    text = (HEAD + "".join(f'#include "{h}"\n' for h in sorted(headers)) + f"\n#include <cstdio>\n#include <type_traits>\n\nnamespace attune::rt {{\nnamespace {space} {{\n"
             + "".join(f"extern const attune_kernel {k['name']};\n" for k in kernels) + "\n".join(lines)
-            + f"\n}}\nconst attune_kernel *const builtin_kernels[] = {{{table}nullptr}};\n}}\n")
+            + f"\n}}\n{linkage}const attune_kernel *const {set_name or 'builtin'}_kernels[] = {{{table}nullptr}};\n}}\n" + (REGISTER.replace("SET", set_name) if set_name else ""))
     return text, functions, manifest
 
 
@@ -448,25 +490,41 @@ def main():
     parser.add_argument("--generator", required=True)
     parser.add_argument("--autoschedulers", default="")
     parser.add_argument("--mlir-generator", default="", help="empty: kernels made by MLIR are left out")
-    parser.add_argument("--ranking", required=True, type=Path)
-    parser.add_argument("--projections", required=True, type=Path)
+    parser.add_argument("--ranking", type=Path)
+    parser.add_argument("--projections", type=Path)
+    parser.add_argument("--set", default="", dest="set_name", help="a set beside the library's own kernels")
+    parser.add_argument("--isa", action="append", default=[], help="only kernels of this ISA")
+    parser.add_argument("--device", action="append", default=[], help="only kernels of this device")
     parser.add_argument("catalogues", nargs="+")
     parser.add_argument("--features", default="", help="more features of every Halide target, e.g. -asan")
     args = parser.parse_args()
-    global extra_features
+    global extra_features, prefix
     extra_features = args.features
+    if args.set_name:
+        check(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", args.set_name), f"--set is '{args.set_name}': expected the name of a C function's end")
+        prefix = args.set_name + "_"
+    for isa in args.isa:
+        known = list(ISA_TARGETS) + [i for _, i in DEVICE_TARGETS]
+        check(isa in known, f"--isa is '{isa}': expected one of {', '.join(known)}")
+    for device in args.device:
+        check(device in DEVICES, f"--device is '{device}': expected one of {', '.join(DEVICES)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    kernels = [k for k in load(args.catalogues) if k["backend"] != "mlir" or args.mlir_generator]
+    kernels = [k for k in load(args.catalogues) if (k["backend"] != "mlir" or args.mlir_generator) and (not args.device or k["device"] in args.device)
+               and (not args.isa or k["isa"] in args.isa or is_device(k) and not {i for d, i in DEVICE_TARGETS if d == k["device"]} & set(args.isa))]
+    check(kernels or not args.set_name, f"{', '.join(args.catalogues)}: no kernel is left of ISAs {', '.join(args.isa) or 'any'} and devices "
+          f"{', '.join(args.device) or 'any'}")
     mma = [k for k in kernels if is_mma(k)]
     programs = {"halide": [args.generator], "mlir": [sys.executable, args.mlir_generator]}
-    text, functions, manifest = describe(kernels, programs, args.autoschedulers, args.out)
-    projections = load_projections(args.projections)
+    text, functions, manifest = describe(kernels, programs, args.autoschedulers, args.out, args.set_name)
+    projections = load_projections(args.projections) if args.projections else []
     for name, _, _, _, command in projections:
         functions[name] = ("halide", command)
     write(args.out / "kernels.inc", HEAD + "".join(f"ATTUNE_KERNEL({k['name']})\n" for k in kernels))
     write(args.out / "kernels.cpp", text)
+    if args.set_name:
+        write(args.out / f"{args.set_name}_kernels.h", header(args.set_name))
     write(args.out / "projections.inc", HEAD + "".join(f"ATTUNE_PROJECTION({n}, \"{isa}\", {rows}, {panel})\n" for n, isa, rows, panel, _ in projections))
-    ranking = json.loads(args.ranking.read_text())
+    ranking = json.loads(args.ranking.read_text()) if args.ranking else {"rules": []}
     rules = "".join(f"    {{{r.get('rows_min', 0)}, {r.get('rows_max', 'INT64_MAX')}, {{{', '.join(json.dumps(s) for s in r['strategies'])}}}}},\n"
                     for r in ranking["rules"])
     write(args.out / "ranking.inc", HEAD + rules)

@@ -80,7 +80,7 @@ class Toolchain:
         script = work / "exports.map"
         script.write_text("{ global: attune_plugin; local: *; };\n")
         made = work / "plugin.so"
-        run(library.name, [*self.cxx, "-shared", "-o", str(made), *objects, self.core, "-lfmt", "-pthread", "-ldl", f"-Wl,--version-script={script}", "-Wl,--gc-sections",
+        run(library.name, [*self.cxx, "-shared", "-o", str(made), *objects, self.core, "-pthread", "-ldl", f"-Wl,--version-script={script}", "-Wl,--gc-sections",
                            "-Wl,-z,defs", "-s"])
         replace(made, library)
 
@@ -111,7 +111,7 @@ find_dependency(Threads)
 if(NOT TARGET attune::attune_@NAME@)
   add_library(attune::attune_@NAME@ STATIC IMPORTED)
   set_target_properties(attune::attune_@NAME@ PROPERTIES IMPORTED_LOCATION "${_attune_root}/lib/libattune_@NAME@.a"
-    INTERFACE_INCLUDE_DIRECTORIES "${_attune_root}/include" INTERFACE_LINK_LIBRARIES "fmt;stdc++;m;Threads::Threads;${CMAKE_DL_LIBS}")
+    INTERFACE_INCLUDE_DIRECTORIES "${_attune_root}/include" INTERFACE_LINK_LIBRARIES "stdc++;m;Threads::Threads;${CMAKE_DL_LIBS}")
 endif()
 set(ATTUNE_@UPPER@_PLUGIN "${_attune_root}/lib/libattune_@NAME@.so")
 """
@@ -147,7 +147,7 @@ def export(toolchain, out, paths):
     (package / f"attune_{name}-config.cmake").write_text(CMAKE.replace("@NAME@", name).replace("@UPPER@", name.upper()))
     for path in (archive, library, include / f"attune_{name}.h", package / f"attune_{name}-config.cmake"):
         print(f"{str(path):<60} {path.stat().st_size / 2**20:6.1f} MiB")
-    print(f"{len(kernels)} kernels; link with: cc main.c -I{out}/include {archive} -lfmt -lstdc++ -lm -pthread -ldl")
+    print(f"{len(kernels)} kernels; link with: cc main.c -I{out}/include {archive} -lstdc++ -lm -pthread -ldl")
 
 
 def serve(toolchain):

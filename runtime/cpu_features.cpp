@@ -3,11 +3,10 @@
 #include "cpu_features.h"
 
 #include "attune/attune.h"
+#include "format.h"
 
 #include <cstdint>
 #include <cstdlib>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <iterator>
 
 #if defined(__x86_64__)
@@ -76,9 +75,9 @@ std::string_view dispatch_isa(std::string *error) {
             const char *forced = std::getenv("ATTUNE_ISA");
             if (!forced || !*forced) return;
             if (isa_rank(forced) < 0)
-                error = fmt::format("ATTUNE_ISA is '{}': expected one of {}", forced, fmt::join(kIsas, ", "));
+                error = formatted("ATTUNE_ISA is '{}': expected one of {}", forced, joined(kIsas));
             else if (!cpu_has(forced))
-                error = fmt::format("ATTUNE_ISA is '{}': this CPU offers {} at most", forced, detected_isa());
+                error = formatted("ATTUNE_ISA is '{}': this CPU offers {} at most", forced, detected_isa());
             else
                 isa = kIsas[isa_rank(forced)];
         }

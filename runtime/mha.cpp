@@ -8,8 +8,6 @@
 #include "safetensors.h"
 #include "status.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -159,24 +157,24 @@ attune_status resolve(const attune_mha_config *given, attune_mha_config &config)
         return fail(ATTUNE_INVALID_ARGUMENT, "config.{} is {}: expected {}", name, value, expected);
     };
     if (config.d_model < 1 || config.d_model > kMaxFeatures)
-        return wrong("d_model", config.d_model, fmt::format("1 to {}", kMaxFeatures));
-    if (config.Hq < 1 || config.Hq > kMaxFeatures) return wrong("Hq", config.Hq, fmt::format("1 to {}", kMaxFeatures));
+        return wrong("d_model", config.d_model, formatted("1 to {}", kMaxFeatures));
+    if (config.Hq < 1 || config.Hq > kMaxFeatures) return wrong("Hq", config.Hq, formatted("1 to {}", kMaxFeatures));
     if (config.Hkv < 0) return wrong("Hkv", config.Hkv, "0 (as many as Hq) or a divisor of Hq");
     if (config.Hkv == 0) config.Hkv = config.Hq;
-    if (config.Hq % config.Hkv != 0) return wrong("Hkv", config.Hkv, fmt::format("a divisor of Hq = {}", config.Hq));
+    if (config.Hq % config.Hkv != 0) return wrong("Hkv", config.Hkv, formatted("a divisor of Hq = {}", config.Hq));
     for (auto [name, value] : {std::pair("d_model_kv", &config.d_model_kv), std::pair("d_out", &config.d_out)}) {
         if (*value < 0 || *value > kMaxFeatures)
-            return wrong(name, *value, fmt::format("0 (as d_model) or 1 to {}", kMaxFeatures));
+            return wrong(name, *value, formatted("0 (as d_model) or 1 to {}", kMaxFeatures));
         if (*value == 0) *value = config.d_model;
     }
     for (auto [name, value] : {std::pair("dk", &config.dk), std::pair("dv", &config.dv)}) {
         const int64_t most = kMaxFeatures / config.Hq;
         if (*value < 0 || *value > most)
-            return wrong(name, *value, fmt::format("0 (d_model / Hq) or 1 to {} with Hq = {}", most, config.Hq));
+            return wrong(name, *value, formatted("0 (d_model / Hq) or 1 to {} with Hq = {}", most, config.Hq));
         if (*value == 0 && config.d_model % config.Hq != 0)
             return wrong(
                 name, 0,
-                fmt::format("a size, because d_model = {} is not a multiple of Hq = {}", config.d_model, config.Hq));
+                formatted("a size, because d_model = {} is not a multiple of Hq = {}", config.d_model, config.Hq));
         if (*value == 0) *value = config.d_model / config.Hq;
     }
     if (config.layout != ATTUNE_WEIGHT_IN_OUT && config.layout != ATTUNE_WEIGHT_OUT_IN)
@@ -246,28 +244,27 @@ attune_status create(const attune_mha_config &config, const std::array<MatrixSou
 attune_status check_tensor(const char *name, const attune_tensor &t, int64_t features, const char *features_name) {
     auto wrong = [&](const std::string &what) { return fail(ATTUNE_INVALID_ARGUMENT, "call.{}{}", name, what); };
     if (t.dtype != ATTUNE_F32)
-        return wrong(fmt::format(".dtype is {} ({}): expected f32", attune_dtype_string(t.dtype), int(t.dtype)));
-    if (t.device != ATTUNE_CPU) return wrong(fmt::format(".device is {}: expected 0 (ATTUNE_CPU)", int(t.device)));
+        return wrong(formatted(".dtype is {} ({}): expected f32", attune_dtype_string(t.dtype), int(t.dtype)));
+    if (t.device != ATTUNE_CPU) return wrong(formatted(".device is {}: expected 0 (ATTUNE_CPU)", int(t.device)));
     for (int i : {0, 2})
-        if (t.shape[i] < 0) return wrong(fmt::format(".shape[{}] is {}: expected 0 or more", i, t.shape[i]));
-    if (t.shape[1] != 1)
-        return wrong(fmt::format(".shape[1] is {}: expected 1: [batch, 1, rows, features]", t.shape[1]));
+        if (t.shape[i] < 0) return wrong(formatted(".shape[{}] is {}: expected 0 or more", i, t.shape[i]));
+    if (t.shape[1] != 1) return wrong(formatted(".shape[1] is {}: expected 1: [batch, 1, rows, features]", t.shape[1]));
     if (t.shape[3] != features)
-        return wrong(fmt::format(".shape[3] is {}: expected {} = {}", t.shape[3], features_name, features));
-    if (features > 1 && t.stride[3] != 1) return wrong(fmt::format(".stride[3] is {}: expected 1", t.stride[3]));
+        return wrong(formatted(".shape[3] is {}: expected {} = {}", t.shape[3], features_name, features));
+    if (features > 1 && t.stride[3] != 1) return wrong(formatted(".stride[3] is {}: expected 1", t.stride[3]));
     if (t.shape[0] == 0 || t.shape[2] == 0) return ATTUNE_OK;
     if (!t.data)
-        return wrong(fmt::format(".data is null: expected {} x {} x {} floats", t.shape[0], t.shape[2], features));
+        return wrong(formatted(".data is null: expected {} x {} x {} floats", t.shape[0], t.shape[2], features));
     if (reinterpret_cast<uintptr_t>(t.data) % alignof(float) != 0)
-        return wrong(fmt::format(".data is {}: expected an address aligned to its 4-byte elements", t.data));
+        return wrong(formatted(".data is {}: expected an address aligned to its 4-byte elements", t.data));
     __int128 reach = features;
     for (int i : {0, 2}) {
         const __int128 offset = __int128(t.shape[i] - 1) * t.stride[i];
         reach += offset < 0 ? -offset : offset;
     }
     if (reach > std::numeric_limits<int64_t>::max() / int64_t(sizeof(float)))
-        return wrong(fmt::format(".stride is [{}, {}, {}, {}]: expected strides whose largest offset fits 63 bits",
-                                 t.stride[0], t.stride[1], t.stride[2], t.stride[3]));
+        return wrong(formatted(".stride is [{}, {}, {}, {}]: expected strides whose largest offset fits 63 bits",
+                               t.stride[0], t.stride[1], t.stride[2], t.stride[3]));
     return ATTUNE_OK;
 }
 

@@ -144,7 +144,7 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
         for (const attune_kernel *k : kernels) {
             found = found || std::string_view(k->strategy) == o.strategy;
             if (known.find(std::string(" ") + k->strategy + ",") == std::string::npos)
-                known += fmt::format(" {},", k->strategy);
+                known += formatted(" {},", k->strategy);
         }
         if (!known.empty()) known.pop_back();
         if (!found)
@@ -167,7 +167,7 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
         if (why.empty() && !o.kernel && !o.strategy && k->traits & ATTUNE_TRAIT_ON_REQUEST)
             why = "it is only run when asked for";
         if (!why.empty()) {
-            reasons += fmt::format("{}: {}\n", k->name, why);
+            reasons += formatted("{}: {}\n", k->name, why);
             continue;
         }
         const int64_t waste = k->dk ? k->dk - p.dk + k->dv - p.dv : 0;
@@ -187,17 +187,17 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
     std::string tuned;
     if (!o.kernel && !o.strategy && p.device == ATTUNE_CPU && !(p.flags & ATTUNE_DETERMINISTIC)) {
         const TuningStore &store = tuning_store();
-        if (!store.warning().empty()) tuned = fmt::format("tuning store: {}\n", store.warning());
+        if (!store.warning().empty()) tuned = formatted("tuning store: {}\n", store.warning());
         if (const TuningEntry *e = store.find(bucket_of(p, made->threads))) {
             const auto it =
                 std::find_if(able.begin(), able.end(), [&](const Candidate &c) { return e->kernel == c.kernel->name; });
             if (it != able.end()) std::rotate(able.begin(), it, it + 1);
-            tuned += fmt::format("tuning store: {} {}\n", it != able.end() ? "chose" : "prefers",
-                                 it != able.end() ? fmt::format("it, {:.3g} x as fast as the ranking's choice for {}",
-                                                                e->speedup, e->case_text)
-                                 : attune_find_kernel(e->kernel.c_str())
-                                     ? e->kernel + ", which cannot do this problem"
-                                     : e->kernel + ", which is neither linked nor loaded (attune_load_kernels)");
+            tuned += formatted("tuning store: {} {}\n", it != able.end() ? "chose" : "prefers",
+                               it != able.end() ? formatted("it, {:.3g} x as fast as the ranking's choice for {}",
+                                                            e->speedup, e->case_text)
+                               : attune_find_kernel(e->kernel.c_str())
+                                   ? e->kernel + ", which cannot do this problem"
+                                   : e->kernel + ", which is neither linked nor loaded (attune_load_kernels)");
         }
     }
     made->kernel = able[0].kernel;
@@ -215,11 +215,11 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
         if (made->workspace) made->workspace += p.device == ATTUNE_CPU ? kAlign : kDeviceAlign;
     }
     made->explain =
-        fmt::format("{}: chosen{}\n", made->kernel->name,
-                    made->kernel->traits & ATTUNE_TRAIT_QUADRATIC ? " (it keeps all N*M scores in memory)" : "");
+        formatted("{}: chosen{}\n", made->kernel->name,
+                  made->kernel->traits & ATTUNE_TRAIT_QUADRATIC ? " (it keeps all N*M scores in memory)" : "");
     made->explain += tuned;
     for (size_t i = 1; i < able.size(); i++)
-        made->explain += fmt::format("{}: can do it, ranked {} of {}\n", able[i].kernel->name, i + 1, able.size());
+        made->explain += formatted("{}: can do it, ranked {} of {}\n", able[i].kernel->name, i + 1, able.size());
     made->explain += reasons;
     *plan = made.release();
     return ATTUNE_OK;

@@ -35,17 +35,17 @@ std::string attune::rt::plugin_refusal(const attune_kernel_set *set, std::string
     if (!set || set->struct_size < sizeof(size_t) + sizeof(uint32_t)) return "attune_plugin() gave no set of kernels";
     // Fields behind these two may lie elsewhere in another version.
     if (set->abi != ATTUNE_KERNEL_ABI)
-        return fmt::format("made for version {} of the kernel ABI: expected {} (attune {})", set->abi,
-                           ATTUNE_KERNEL_ABI, attune_version());
+        return formatted("made for version {} of the kernel ABI: expected {} (attune {})", set->abi, ATTUNE_KERNEL_ABI,
+                         attune_version());
     if (set->struct_size != sizeof(attune_kernel_set) || !set->kernels || set->num_kernels < 1)
-        return fmt::format("its set has struct_size {} and {} kernels: expected {} and 1 or more", set->struct_size,
-                           set->num_kernels, sizeof(attune_kernel_set));
+        return formatted("its set has struct_size {} and {} kernels: expected {} and 1 or more", set->struct_size,
+                         set->num_kernels, sizeof(attune_kernel_set));
     for (int64_t i = 0; i < set->num_kernels; i++) {
         const attune_kernel *k = set->kernels[i];
         if (k && k->struct_size == sizeof(attune_kernel) && k->device == ATTUNE_CPU && k->isa &&
             isa_rank(k->isa) > isa_rank(cpu_isa))
-            return fmt::format("kernel {} needs {}, which this CPU lacks: it has {}", k->name ? k->name : "?", k->isa,
-                               cpu_isa);
+            return formatted("kernel {} needs {}, which this CPU lacks: it has {}", k->name ? k->name : "?", k->isa,
+                             cpu_isa);
     }
     return "";
 }

@@ -44,22 +44,21 @@ std::vector<const attune_kernel *> all_kernels() {
 
 std::string refusal(const attune_kernel &k, const attune_problem &p) {
     if (k.device != p.device) return "it is for another device";
-    if (k.device == ATTUNE_CPU && !cpu_has(k.isa)) return fmt::format("this CPU has no {}", k.isa);
+    if (k.device == ATTUNE_CPU && !cpu_has(k.isa)) return formatted("this CPU has no {}", k.isa);
     if (k.device == ATTUNE_CPU && isa_rank(k.isa) > isa_rank(dispatch_isa()))
-        return fmt::format("ATTUNE_ISA allows {} at most", dispatch_isa());
+        return formatted("ATTUNE_ISA allows {} at most", dispatch_isa());
     if (k.device != ATTUNE_CPU)
         if (std::string why = device::refusal(k, p); !why.empty()) return why;
     if (k.q_dtype != p.q_dtype || k.kv_dtype != p.kv_dtype || k.o_dtype != p.o_dtype)
-        return fmt::format("it is built for q, kv, o of {}, {}, {}", attune_dtype_string(k.q_dtype),
-                           attune_dtype_string(k.kv_dtype), attune_dtype_string(k.o_dtype));
-    if (p.dk < k.dk_min || p.dk > k.dk_max) return fmt::format("it takes dk from {} to {}", k.dk_min, k.dk_max);
-    if (p.dv && (p.dv < k.dv_min || p.dv > k.dv_max))
-        return fmt::format("it takes dv from {} to {}", k.dv_min, k.dv_max);
+        return formatted("it is built for q, kv, o of {}, {}, {}", attune_dtype_string(k.q_dtype),
+                         attune_dtype_string(k.kv_dtype), attune_dtype_string(k.o_dtype));
+    if (p.dk < k.dk_min || p.dk > k.dk_max) return formatted("it takes dk from {} to {}", k.dk_min, k.dk_max);
+    if (p.dv && (p.dv < k.dv_min || p.dv > k.dv_max)) return formatted("it takes dv from {} to {}", k.dv_min, k.dv_max);
     for (const auto &[what, n, least] :
          {std::tuple{"rows (N)", p.N, k.n_min}, {"keys (M)", p.M, k.m_min}, {"query heads (Hq)", p.Hq, k.h_min}})
-        if (n && n < least) return fmt::format("it needs {} {} or more", least, what);
+        if (n && n < least) return formatted("it needs {} {} or more", least, what);
     for (const auto &[flag, name] : kFlagNames)
-        if (p.flags & flag && !(k.flags & flag)) return fmt::format("it has no {}", name);
+        if (p.flags & flag && !(k.flags & flag)) return formatted("it has no {}", name);
     if ((p.window_left >= 0 || p.window_right >= 0) && !k.window) return "it has no window";
     if (p.Hq != p.Hkv && !k.gqa) return "it has no grouped heads";
     // The runtime runs a packed sequence as a problem of its own, whose sizes are known at the run only.

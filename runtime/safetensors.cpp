@@ -1,8 +1,8 @@
 // The .safetensors reader and writer; see safetensors.h. The format: https://github.com/huggingface/safetensors
 #include "safetensors.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include "format.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -89,7 +89,7 @@ struct HeaderCallback {
         } else if (event == Event::object_end || event == Event::array_end) {
             keys.pop_back();
         } else if (event == Event::key && !keys.back().insert(value.get_ref<const std::string &>()).second) {
-            if (problem->empty()) *problem = fmt::format("the key {} occurs twice", shown(value));
+            if (problem->empty()) *problem = formatted("the key {} occurs twice", shown(value));
         }
         return problem->empty();
     }
@@ -112,26 +112,26 @@ size_t safetensors_dtype_size(const std::string &dtype) {
 }
 
 std::string shape_string(const std::vector<int64_t> &shape) {
-    return fmt::format("[{}]", fmt::join(shape, ", "));
+    return list(shape);
 }
 
 std::optional<SafetensorsFile> SafetensorsFile::open(const std::string &path, std::string &error) {
     auto fail = [&](const std::string &what) {
-        error = fmt::format("safetensors file '{}': {}", path, what);
+        error = formatted("safetensors file '{}': {}", path, what);
         return std::nullopt;
     };
 
     FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (file.fd < 0) return fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
+    if (file.fd < 0) return fail(formatted("cannot be opened: {}", std::strerror(errno)));
     struct stat status {};
-    if (::fstat(file.fd, &status) != 0) return fail(fmt::format("cannot be examined: {}", std::strerror(errno)));
+    if (::fstat(file.fd, &status) != 0) return fail(formatted("cannot be examined: {}", std::strerror(errno)));
     if (!S_ISREG(status.st_mode)) return fail("is not a regular file");
     const uint64_t size = uint64_t(status.st_size);
     if (size < 8)
-        return fail(fmt::format("is truncated: it has {} bytes, expected at least 8 for the header length", size));
+        return fail(formatted("is truncated: it has {} bytes, expected at least 8 for the header length", size));
 
     void *address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
-    if (address == MAP_FAILED) return fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
+    if (address == MAP_FAILED) return fail(formatted("cannot be mapped: {}", std::strerror(errno)));
     SafetensorsFile result;
     result.path_ = path;
     result.mapping_ =
@@ -141,9 +141,9 @@ std::optional<SafetensorsFile> SafetensorsFile::open(const std::string &path, st
     uint64_t header_size;
     std::memcpy(&header_size, address, 8);
     if (header_size > kMaxHeader)
-        return fail(fmt::format("header length is {}: expected at most {}", header_size, kMaxHeader));
+        return fail(formatted("header length is {}: expected at most {}", header_size, kMaxHeader));
     if (header_size > size - 8)
-        return fail(fmt::format("is truncated: header length {}, but only {} bytes follow", header_size, size - 8));
+        return fail(formatted("is truncated: header length {}, but only {} bytes follow", header_size, size - 8));
 
     const char *text = static_cast<const char *>(address) + 8;
     const std::byte *base = result.mapping_.get() + 8 + header_size;
@@ -154,10 +154,10 @@ std::optional<SafetensorsFile> SafetensorsFile::open(const std::string &path, st
     try {
         header = nlohmann::json::parse(text, text + header_size, HeaderCallback{{}, &problem});
     } catch (const nlohmann::json::exception &e) {
-        return fail(fmt::format("its header is not valid JSON: {}", e.what()));
+        return fail(formatted("its header is not valid JSON: {}", e.what()));
     }
-    if (!problem.empty()) return fail(fmt::format("its header is not valid: {}", problem));
-    if (!header.is_object()) return fail(fmt::format("its header is {}: expected a JSON object", shown(header)));
+    if (!problem.empty()) return fail(formatted("its header is not valid: {}", problem));
+    if (!header.is_object()) return fail(formatted("its header is {}: expected a JSON object", shown(header)));
 
     struct Range {
         uint64_t begin, end;
@@ -166,54 +166,54 @@ std::optional<SafetensorsFile> SafetensorsFile::open(const std::string &path, st
     std::vector<Range> ranges;
     for (const auto &[name, entry] : header.items()) {
         if (name == "__metadata__") {
-            if (!entry.is_object()) return fail(fmt::format("__metadata__ is {}: expected an object", shown(entry)));
+            if (!entry.is_object()) return fail(formatted("__metadata__ is {}: expected an object", shown(entry)));
             for (const auto &[key, value] : entry.items()) {
                 if (!value.is_string())
-                    return fail(fmt::format("__metadata__.{} is {}: expected a string", key, shown(value)));
+                    return fail(formatted("__metadata__.{} is {}: expected a string", key, shown(value)));
                 result.metadata_[key] = value.get<std::string>();
             }
             continue;
         }
         auto tensor_fail = [&, name = name](const std::string &what) {
-            return fail(fmt::format("tensor '{}': {}", name, what));
+            return fail(formatted("tensor '{}': {}", name, what));
         };
-        if (!entry.is_object()) return tensor_fail(fmt::format("its entry is {}: expected an object", shown(entry)));
+        if (!entry.is_object()) return tensor_fail(formatted("its entry is {}: expected an object", shown(entry)));
         for (const char *key : {"dtype", "shape", "data_offsets"})
-            if (!entry.contains(key)) return tensor_fail(fmt::format("its entry lacks '{}'", key));
+            if (!entry.contains(key)) return tensor_fail(formatted("its entry lacks '{}'", key));
 
         Tensor tensor;
         if (!entry["dtype"].is_string())
-            return tensor_fail(fmt::format("dtype is {}: expected a string", shown(entry["dtype"])));
+            return tensor_fail(formatted("dtype is {}: expected a string", shown(entry["dtype"])));
         tensor.dtype = entry["dtype"].get<std::string>();
         const size_t element = safetensors_dtype_size(tensor.dtype);
         if (element == 0)
-            return tensor_fail(fmt::format("dtype is {}: expected one of {}", shown(entry["dtype"]), known_dtypes()));
+            return tensor_fail(formatted("dtype is {}: expected one of {}", shown(entry["dtype"]), known_dtypes()));
 
         const auto &shape = entry["shape"];
-        if (!shape.is_array()) return tensor_fail(fmt::format("shape is {}: expected a list", shown(shape)));
+        if (!shape.is_array()) return tensor_fail(formatted("shape is {}: expected a list", shown(shape)));
         for (const auto &extent : shape) {
             auto number = natural(extent);
             if (!number)
-                return tensor_fail(fmt::format("shape {} has the extent {}: expected a non-negative integer",
-                                               shown(shape), shown(extent)));
+                return tensor_fail(formatted("shape {} has the extent {}: expected a non-negative integer",
+                                             shown(shape), shown(extent)));
             tensor.shape.push_back(int64_t(*number));
         }
         const auto expected = dense_bytes(tensor.shape, element);
-        if (!expected) return tensor_fail(fmt::format("shape {}: its size overflows 64 bits", shown(shape)));
+        if (!expected) return tensor_fail(formatted("shape {}: its size overflows 64 bits", shown(shape)));
 
         const auto &offsets = entry["data_offsets"];
         if (!offsets.is_array() || offsets.size() != 2 || !natural(offsets[0]) || !natural(offsets[1]))
             return tensor_fail(
-                fmt::format("data_offsets is {}: expected two non-negative integers [begin, end]", shown(offsets)));
+                formatted("data_offsets is {}: expected two non-negative integers [begin, end]", shown(offsets)));
         const uint64_t begin = *natural(offsets[0]), end = *natural(offsets[1]);
-        if (begin > end) return tensor_fail(fmt::format("data_offsets is [{}, {}]: expected begin <= end", begin, end));
+        if (begin > end) return tensor_fail(formatted("data_offsets is [{}, {}]: expected begin <= end", begin, end));
         if (end > data_size)
-            return tensor_fail(fmt::format("data_offsets [{}, {}] is out of range: the file has {} bytes of data "
-                                           "(it may be truncated)",
-                                           begin, end, data_size));
+            return tensor_fail(formatted("data_offsets [{}, {}] is out of range: the file has {} bytes of data "
+                                         "(it may be truncated)",
+                                         begin, end, data_size));
         if (end - begin != *expected)
-            return tensor_fail(fmt::format("data_offsets [{}, {}] hold {} bytes, but {} {} needs {}", begin, end,
-                                           end - begin, tensor.dtype, shape_string(tensor.shape), *expected));
+            return tensor_fail(formatted("data_offsets [{}, {}] hold {} bytes, but {} {} needs {}", begin, end,
+                                         end - begin, tensor.dtype, shape_string(tensor.shape), *expected));
         tensor.bytes = size_t(end - begin);
         tensor.data = base + begin;
         result.tensors_[name] = std::move(tensor);
@@ -228,16 +228,16 @@ std::optional<SafetensorsFile> SafetensorsFile::open(const std::string &path, st
     const std::string *last = nullptr;
     for (const Range &range : ranges) {
         if (range.begin < covered)
-            return fail(fmt::format("tensors '{}' and '{}' overlap: '{}' begins at {}: expected {} or later", *last,
-                                    range.name, range.name, range.begin, covered));
+            return fail(formatted("tensors '{}' and '{}' overlap: '{}' begins at {}: expected {} or later", *last,
+                                  range.name, range.name, range.begin, covered));
         if (range.begin > covered)
-            return fail(fmt::format("bytes [{}, {}) of the data before tensor '{}' belong to no tensor", covered,
-                                    range.begin, range.name));
+            return fail(formatted("bytes [{}, {}) of the data before tensor '{}' belong to no tensor", covered,
+                                  range.begin, range.name));
         covered = range.end;
         last = &range.name;
     }
     if (covered != data_size)
-        return fail(fmt::format("bytes [{}, {}) at the end of the data belong to no tensor", covered, data_size));
+        return fail(formatted("bytes [{}, {}) at the end of the data belong to no tensor", covered, data_size));
 
     for (auto &[name, tensor] : result.tensors_) {
         if (reinterpret_cast<uintptr_t>(tensor.data) % safetensors_dtype_size(tensor.dtype) == 0) continue;
@@ -265,13 +265,13 @@ const SafetensorsFile::Tensor *SafetensorsFile::require(const std::string &name,
             names += (names.empty() ? "" : ", ") + other;
         }
         if (tensors_.size() > 5) names += ", ...";
-        error = fmt::format("safetensors file '{}': tensor '{}' is missing (the file has {} tensors: {})", path_, name,
-                            tensors_.size(), names);
+        error = formatted("safetensors file '{}': tensor '{}' is missing (the file has {} tensors: {})", path_, name,
+                          tensors_.size(), names);
         return nullptr;
     }
     if (tensor->dtype != dtype || tensor->shape != shape) {
-        error = fmt::format("safetensors file '{}': tensor '{}' is {} {}: expected {} {}", path_, name, tensor->dtype,
-                            shape_string(tensor->shape), dtype, shape_string(shape));
+        error = formatted("safetensors file '{}': tensor '{}' is {} {}: expected {} {}", path_, name, tensor->dtype,
+                          shape_string(tensor->shape), dtype, shape_string(shape));
         return nullptr;
     }
     return tensor;
@@ -280,7 +280,7 @@ const SafetensorsFile::Tensor *SafetensorsFile::require(const std::string &name,
 bool write_safetensors(const std::string &path, const std::map<std::string, SafetensorsFile::Tensor> &tensors,
                        std::string &error) {
     auto fail = [&](const std::string &what) {
-        error = fmt::format("safetensors file '{}': {}", path, what);
+        error = formatted("safetensors file '{}': {}", path, what);
         return false;
     };
     // Wide elements first: with a header of a multiple of 8 bytes every tensor is then aligned in the file.
@@ -290,16 +290,16 @@ bool write_safetensors(const std::string &path, const std::map<std::string, Safe
         const size_t element = safetensors_dtype_size(tensor.dtype);
         if (element == 0)
             return fail(
-                fmt::format("tensor '{}': dtype is '{}': expected one of {}", name, tensor.dtype, known_dtypes()));
+                formatted("tensor '{}': dtype is '{}': expected one of {}", name, tensor.dtype, known_dtypes()));
         if (std::any_of(tensor.shape.begin(), tensor.shape.end(), [](int64_t extent) { return extent < 0; }))
-            return fail(fmt::format("tensor '{}': shape is {}: expected non-negative extents", name,
-                                    shape_string(tensor.shape)));
+            return fail(
+                formatted("tensor '{}': shape is {}: expected non-negative extents", name, shape_string(tensor.shape)));
         const auto expected = dense_bytes(tensor.shape, element);
         if (!expected || *expected != tensor.bytes)
-            return fail(fmt::format("tensor '{}': bytes is {}, but {} {} needs {}", name, tensor.bytes, tensor.dtype,
-                                    shape_string(tensor.shape), expected ? std::to_string(*expected) : "over 2^63"));
+            return fail(formatted("tensor '{}': bytes is {}, but {} {} needs {}", name, tensor.bytes, tensor.dtype,
+                                  shape_string(tensor.shape), expected ? std::to_string(*expected) : "over 2^63"));
         if (tensor.bytes > 0 && tensor.data == nullptr)
-            return fail(fmt::format("tensor '{}': data is null: expected {} bytes", name, tensor.bytes));
+            return fail(formatted("tensor '{}': data is null: expected {} bytes", name, tensor.bytes));
         order.push_back(&entry);
     }
     std::stable_sort(order.begin(), order.end(), [](auto *a, auto *b) {
@@ -318,14 +318,14 @@ bool write_safetensors(const std::string &path, const std::map<std::string, Safe
     try {
         text = header.dump();
     } catch (const nlohmann::json::exception &e) {
-        return fail(fmt::format("a tensor name is not valid UTF-8: {}", e.what()));
+        return fail(formatted("a tensor name is not valid UTF-8: {}", e.what()));
     }
     text.resize((text.size() + 7) / 8 * 8, ' ');
 
     // The process id keeps two writers of the same path apart; threads of one process have no business doing that.
-    const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+    const std::string temporary = formatted("{}.{}.tmp", path, ::getpid());
     FileDescriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-    if (file.fd < 0) return fail(fmt::format("cannot create '{}': {}", temporary, std::strerror(errno)));
+    if (file.fd < 0) return fail(formatted("cannot create '{}': {}", temporary, std::strerror(errno)));
     auto put = [&](const void *data, size_t bytes) {
         const char *p = static_cast<const char *>(data);
         while (bytes > 0) {
@@ -344,7 +344,7 @@ bool write_safetensors(const std::string &path, const std::map<std::string, Safe
     if (!written) {
         const std::string reason = std::strerror(errno);
         ::unlink(temporary.c_str());
-        return fail(fmt::format("cannot be written: {}", reason));
+        return fail(formatted("cannot be written: {}", reason));
     }
     return true;
 }

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "attune/attune.h"
-
-#include <fmt/format.h>
+#include "format.h"
 
 #include <atomic>
 #include <string>
@@ -39,9 +38,9 @@ class TaskError {
 
 // Sets the calling thread's message and returns `status`. Where there is no memory for the message, a shorter one.
 template <typename... Args>
-attune_status fail(attune_status status, fmt::format_string<Args...> format, Args &&...args) noexcept {
+attune_status fail(attune_status status, fmt::format_string<Args...> text, Args &&...args) noexcept {
     try {
-        set_last_error(fmt::format(format, std::forward<Args>(args)...));
+        set_last_error(formatted(text, std::forward<Args>(args)...));
     } catch (const std::bad_alloc &) {
         set_last_error("out of memory, also for the message of this error");
     }

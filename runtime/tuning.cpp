@@ -1,6 +1,7 @@
 #include "tuning.h"
 
 #include "cpu_features.h"
+#include "format.h"
 
 #include <array>
 #include <cerrno>
@@ -9,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fmt/format.h>
 #include <memory>
 #include <unistd.h>
 
@@ -72,8 +72,8 @@ template <typename T> bool number(std::string_view text, T &value) {
 
 const std::string &machine_key() {
     static const std::string key =
-        fmt::format("{}, {}, {} cores, caches {} {} {}", cpu_model(), detected_isa(), sysconf(_SC_NPROCESSORS_ONLN),
-                    sysconf(_SC_LEVEL1_DCACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE));
+        formatted("{}, {}, {} cores, caches {} {} {}", cpu_model(), detected_isa(), sysconf(_SC_NPROCESSORS_ONLN),
+                  sysconf(_SC_LEVEL1_DCACHE_SIZE), sysconf(_SC_LEVEL2_CACHE_SIZE), sysconf(_SC_LEVEL3_CACHE_SIZE));
     return key;
 }
 
@@ -93,29 +93,29 @@ std::string tuning_path() {
     if (const char *text = std::getenv("ATTUNE_TUNING"); text && *text)
         return std::string_view(text) == "off" ? "" : text;
     const std::string folder = cache_folder();
-    return folder.empty() ? "" : fmt::format("{}/tuning/{:08x}.tsv", folder, checksum(machine_key()));
+    return folder.empty() ? "" : formatted("{}/tuning/{:08x}.tsv", folder, checksum(machine_key()));
 }
 
 Bucket bucket_of(const attune_problem &p, int threads) {
     // A window counts by its width.
     const auto window = [](int64_t keys) { return keys < 0 ? -1 : step(keys); };
-    return {fmt::format("{}/{}/{} device{} d{}/{} group{} threads{} flags{:x} window{},{}", int(p.q_dtype),
-                        int(p.kv_dtype), int(p.o_dtype), int(p.device), p.dk, p.dv, p.Hkv ? p.Hq / p.Hkv : 0, threads,
-                        p.flags & kFlags, window(p.window_left), window(p.window_right)),
+    return {formatted("{}/{}/{} device{} d{}/{} group{} threads{} flags{:x} window{},{}", int(p.q_dtype),
+                      int(p.kv_dtype), int(p.o_dtype), int(p.device), p.dk, p.dv, p.Hkv ? p.Hq / p.Hkv : 0, threads,
+                      p.flags & kFlags, window(p.window_left), window(p.window_right)),
             step(p.N), step(p.M), octave_step(p.B * p.Hkv)};
 }
 
 std::string tuning_header() {
-    return fmt::format("attune tuning {}\t{}", kFormat, machine_key());
+    return formatted("attune tuning {}\t{}", kFormat, machine_key());
 }
 
 std::string to_line(const TuningEntry &e) {
-    std::string text = fmt::format("{}\t{}\t{}\t{}", e.bucket.kind, e.bucket.rows, e.bucket.keys, e.bucket.heads);
+    std::string text = formatted("{}\t{}\t{}\t{}", e.bucket.kind, e.bucket.rows, e.bucket.keys, e.bucket.heads);
     for (const std::string &part : {e.sources, e.kernel, e.library, e.case_text}) text += '\t' + part;
-    text += fmt::format("\t{:.4f}", e.speedup);
+    text += formatted("\t{:.4f}", e.speedup);
     for (char &c : text)
         if (c == '\n') c = ' ';
-    return fmt::format("{:08x}\t{}", checksum(text), text);
+    return formatted("{:08x}\t{}", checksum(text), text);
 }
 
 bool parse_line(std::string_view line, TuningEntry &e) {
@@ -127,7 +127,7 @@ bool parse_line(std::string_view line, TuningEntry &e) {
         parts[i] = rest.substr(0, tab);
         if (tab != std::string_view::npos) rest.remove_prefix(tab + 1);
     }
-    if (parts[0] != fmt::format("{:08x}", checksum(line.substr(parts[0].size() + 1)))) return false;
+    if (parts[0] != formatted("{:08x}", checksum(line.substr(parts[0].size() + 1)))) return false;
     e.bucket.kind = parts[1];
     e.sources = parts[5], e.kernel = parts[6], e.library = parts[7], e.case_text = parts[8];
     return number(parts[2], e.bucket.rows) && number(parts[3], e.bucket.keys) && number(parts[4], e.bucket.heads) &&
@@ -137,14 +137,14 @@ bool parse_line(std::string_view line, TuningEntry &e) {
 TuningStore::TuningStore(const std::string &path) {
     const std::unique_ptr<FILE, int (*)(FILE *)> file(std::fopen(path.c_str(), "re"), std::fclose);
     if (!file) {
-        if (errno != ENOENT && errno != ENOTDIR) warning_ = fmt::format("{}: {}", path, std::strerror(errno));
+        if (errno != ENOENT && errno != ENOTDIR) warning_ = formatted("{}: {}", path, std::strerror(errno));
         return;
     }
     std::string text;
     std::array<char, 1 << 14> part;
     while (const size_t n = std::fread(part.data(), 1, part.size(), file.get())) text.append(part.data(), n);
     if (std::ferror(file.get())) {
-        warning_ = fmt::format("{}: {}", path, std::strerror(errno));
+        warning_ = formatted("{}: {}", path, std::strerror(errno));
         return;
     }
     std::string_view rest = text;
@@ -156,7 +156,7 @@ TuningStore::TuningStore(const std::string &path) {
     };
     if (const std::string_view header = next(); header != tuning_header()) {
         warning_ =
-            fmt::format("{}: begins with '{}': expected '{}'; ignored", path, header.substr(0, 120), tuning_header());
+            formatted("{}: begins with '{}': expected '{}'; ignored", path, header.substr(0, 120), tuning_header());
         return;
     }
     int damaged = 0;
@@ -170,7 +170,7 @@ TuningStore::TuningStore(const std::string &path) {
             places_[e.bucket.kind][pack(e.bucket.rows, e.bucket.keys, e.bucket.heads)] = entries_.size();
         entries_.push_back(std::move(e));
     }
-    if (damaged) warning_ = fmt::format("{}: {} damaged lines are ignored", path, damaged);
+    if (damaged) warning_ = formatted("{}: {} damaged lines are ignored", path, damaged);
 }
 
 const TuningEntry *TuningStore::find(const Bucket &b) const {

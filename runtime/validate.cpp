@@ -4,10 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fmt/ranges.h>
 #include <limits>
 #include <tuple>
-#include <vector>
 
 namespace attune::rt {
 
@@ -47,8 +45,7 @@ attune_status check_tensor(const Expected &e) {
     const attune_tensor &t = e.tensor;
     for (int i = 0; i < 4; i++)
         if (t.shape[i] != e.shape[i])
-            return fail(ATTUNE_INVALID_ARGUMENT, "{}.shape is {}: expected {}", e.name,
-                        std::vector<int64_t>(t.shape, t.shape + 4), std::vector<int64_t>(e.shape, e.shape + 4));
+            return fail(ATTUNE_INVALID_ARGUMENT, "{}.shape is {}: expected {}", e.name, list(t.shape), list(e.shape));
     if (t.dtype != e.dtype)
         return fail(ATTUNE_INVALID_ARGUMENT, "{}.dtype is {}: expected {}", e.name, attune_dtype_string(t.dtype),
                     attune_dtype_string(e.dtype));
@@ -73,7 +70,7 @@ attune_status check_tensor(const Expected &e) {
     }
     if (reach * dtype_bytes(t.dtype) > static_cast<long double>(std::numeric_limits<int64_t>::max()))
         return fail(ATTUNE_INVALID_ARGUMENT, "{}.stride is {}: expected strides whose largest offset fits 63 bits",
-                    e.name, std::vector<int64_t>(t.stride, t.stride + 4));
+                    e.name, list(t.stride));
     return ATTUNE_OK;
 }
 

@@ -28,7 +28,7 @@ using namespace attune::cuda;
 std::string name_of(Result result) {
     const char *name = nullptr;
     if (functions.error_name && functions.error_name(result, &name) == 0 && name) return name;
-    return fmt::format("CUDA error {}", result);
+    return formatted("CUDA error {}", result);
 }
 
 } // namespace
@@ -160,7 +160,7 @@ class Cuda : public Backend {
             return;
         }
         const auto broken = [&](Result r, const char *what) {
-            if (r) why_not = fmt::format("the CUDA driver does not work: {} failed: {}", what, name_of(r));
+            if (r) why_not = formatted("the CUDA driver does not work: {} failed: {}", what, name_of(r));
             return r != 0;
         };
         int count = 0, version = 0;

@@ -124,7 +124,7 @@ bool Library::open(const std::vector<std::string> &names, std::string &why) {
         if (handle_) return true;
         if (why.empty()) {
             const char *text = dlerror();
-            why = fmt::format("{} cannot be loaded ({})", name, text ? text : "no reason given");
+            why = formatted("{} cannot be loaded ({})", name, text ? text : "no reason given");
         }
     }
     return false;
@@ -132,7 +132,7 @@ bool Library::open(const std::vector<std::string> &names, std::string &why) {
 
 bool Library::find(void *&function, const char *name, std::string &why) {
     function = dlsym(handle_, name);
-    if (!function && why.empty()) why = fmt::format("{} has no {}", name_, name);
+    if (!function && why.empty()) why = formatted("{} has no {}", name_, name);
     return function != nullptr;
 }
 

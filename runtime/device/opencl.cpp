@@ -175,13 +175,13 @@ class OpenCL : public Backend {
                                : type == "acc" ? kAccelerator
                                                : 0;
         if (!types) {
-            why_not = fmt::format("HL_OCL_DEVICE_TYPE is '{}': expected cpu, gpu or acc", type);
+            why_not = formatted("HL_OCL_DEVICE_TYPE is '{}': expected cpu, gpu or acc", type);
             return;
         }
         Object platforms[16];
         uint32_t count = 0;
         if (const Error e = cl.platforms(16, platforms, &count); e || !count) {
-            why_not = fmt::format("OpenCL finds no platform (error {}): no driver is installed", e);
+            why_not = formatted("OpenCL finds no platform (error {}): no driver is installed", e);
             return;
         }
         for (uint32_t i = 0; i < std::min(count, 16u); i++) {
@@ -199,7 +199,7 @@ class OpenCL : public Backend {
         if (devices.empty()) {
             why_not = "OpenCL finds no device";
             if (!platform.empty() || !type.empty())
-                why_not += fmt::format(" with HL_OCL_PLATFORM_NAME='{}' and HL_OCL_DEVICE_TYPE='{}'", platform, type);
+                why_not += formatted(" with HL_OCL_PLATFORM_NAME='{}' and HL_OCL_DEVICE_TYPE='{}'", platform, type);
             return;
         }
         size_t best = 0;
@@ -210,12 +210,12 @@ class OpenCL : public Backend {
         if (own.context) own.queue = cl.create_queue(own.context, ids_[best], 0, &error);
         if (!own.queue) {
             why_not =
-                fmt::format("OpenCL: no context and queue could be made on {}: error {}", devices[best].name, error);
+                formatted("OpenCL: no context and queue could be made on {}: error {}", devices[best].name, error);
             return;
         }
         if (get<uint32_t>(ids_[best], kBaseAlign) > 8 * kAlign) {
-            why_not = fmt::format("OpenCL: {} wants sub-buffers at multiples of {} bytes: expected at most {}",
-                                  devices[best].name, get<uint32_t>(ids_[best], kBaseAlign) / 8, kAlign);
+            why_not = formatted("OpenCL: {} wants sub-buffers at multiples of {} bytes: expected at most {}",
+                                devices[best].name, get<uint32_t>(ids_[best], kBaseAlign) / 8, kAlign);
             return;
         }
         devices[best].is_default = 1;

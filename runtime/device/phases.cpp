@@ -188,8 +188,8 @@ class Call {
         View &v = views_.emplace_back();
         Place place;
         if (!device::locate(p_.device, static_cast<const char *>(address) + offset, place)) {
-            set_last_error(fmt::format("{} is no address of {}: expected a tensor or workspace on the device", address,
-                                       device::title(p_.device)));
+            set_last_error(formatted("{} is no address of {}: expected a tensor or workspace on the device", address,
+                                     device::title(p_.device)));
             status_ = halide_error_code_buffer_is_null;
         }
         int64_t start = place.offset;

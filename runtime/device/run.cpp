@@ -76,14 +76,14 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     if (!b.why_not.empty()) return b.why_not;
     const attune_device_info &d = *b.chosen;
     if (k.device == ATTUNE_CUDA && std::string_view(k.isa).starts_with("sm_") && std::atoi(k.isa + 3) > d.capability)
-        return fmt::format("{} is sm_{}, and it is built for {}", d.name, d.capability, k.isa);
+        return formatted("{} is sm_{}, and it is built for {}", d.name, d.capability, k.isa);
     for (int64_t i = 0; i < k.num_code; i++) {
         const attune_device_code &c = k.code[i];
         if (c.shared_bytes > d.shared_bytes && d.shared_bytes > 0 && k.device != ATTUNE_CUDA)
-            return fmt::format("it needs {} bytes of shared memory, and {} has {}", c.shared_bytes, d.name,
-                               d.shared_bytes);
+            return formatted("it needs {} bytes of shared memory, and {} has {}", c.shared_bytes, d.name,
+                             d.shared_bytes);
         if (c.threads > d.max_threads && d.max_threads > 0)
-            return fmt::format("it needs {} threads in a workgroup, and {} has {}", c.threads, d.name, d.max_threads);
+            return formatted("it needs {} threads in a workgroup, and {} has {}", c.threads, d.name, d.max_threads);
     }
     constexpr int64_t kMostKeys = 1 << 24, kMostRows = 1 << 30, kMostHeads = 65535; // of its grid
     if (p.M > kMostKeys || p.N > kMostRows) return "it takes 2^24 keys and 2^30 rows at most";
@@ -92,8 +92,8 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     // Mesa's software Vulkan ends the loops of a shader, without a word, after 65535 turns in all. The strict phase has
     // the most: three times over keys and groups of 32 features.
     if (k.device == ATTUNE_VULKAN && d.is_software && p.M * (3 * ((p.dk + 31) / 32) + 3) > 65000)
-        return fmt::format("{} ends loops after 65535 turns, which do not suffice for {} keys of d {}", d.name, p.M,
-                           p.dk);
+        return formatted("{} ends loops after 65535 turns, which do not suffice for {} keys of d {}", d.name, p.M,
+                         p.dk);
     if (k.traits & ATTUNE_TRAIT_QUADRATIC) {
         __extension__ typedef __int128 wide;
         if (wide(p.B) * p.Hq * p.N * (p.M + 8) * 4 > kMaxIndex) return "it keeps scores of less than 2 GiB";

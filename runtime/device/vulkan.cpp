@@ -218,7 +218,7 @@ class Vulkan : public Backend {
         const InstanceInfo wanted{1, nullptr, 0, &application, 0, nullptr, 0, nullptr};
         void *instance = nullptr;
         if (const int e = create ? create(&wanted, nullptr, &instance) : -1) {
-            why_not = fmt::format("Vulkan makes no instance (error {}): no driver is installed", e);
+            why_not = formatted("Vulkan makes no instance (error {}): no driver is installed", e);
             return;
         }
         const auto enumerate =
@@ -267,7 +267,7 @@ class Vulkan : public Backend {
                     return;
                 }
         why_not = devices.empty() ? "Vulkan finds no device"
-                                  : fmt::format("Vulkan finds no device with HL_VK_DEVICE_TYPE='{}'", type);
+                                  : formatted("Vulkan finds no device with HL_VK_DEVICE_TYPE='{}'", type);
     }
 
     static attune_device_info info_of(const Properties &p, const MemoryProperties &m) {

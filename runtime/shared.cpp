@@ -1,0 +1,1 @@
+// The shared library is made of the archive's objects; CMake wants a source of its own.

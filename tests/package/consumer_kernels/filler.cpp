@@ -1,0 +1,3 @@
+int filler() {
+    return 0;
+}
