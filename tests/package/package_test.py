@@ -15,6 +15,7 @@ import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+EXAMPLES = HERE.parents[1] / "examples"
 options = None
 # What a C++ program has anyway.
 ALLOWED_LIBRARIES = r"lib(stdc\+\+|m|gcc_s|c|dl|pthread|rt)\.so\.\d+|ld-linux.*|linux-vdso.*"
@@ -131,7 +132,7 @@ class Package(unittest.TestCase):
             self.configure("consumer", self.root / "refused", options.cc, options.cxx, f"-DCMAKE_PREFIX_PATH={prefix}")
 
     def kernels(self, build, *more):
-        run(options.cmake, "-S", HERE / "consumer_kernels", "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}",
+        run(options.cmake, "-S", EXAMPLES / "own_kernels", "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}",
             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={options.cxx}", "-DCMAKE_BUILD_TYPE=Release",
             f"-DATTUNE_PYTHON={sys.executable}", *more)
 
@@ -160,7 +161,7 @@ class Package(unittest.TestCase):
             with self.assertRaisesRegex(AssertionError, r"(?s)" + message.replace(" ", r"\s+")):
                 self.kernels(build, *(f"-D{key}={value}" for key, value in {**default, **wrong}.items()))
         catalogue = self.root / "newer.json"
-        catalogue.write_text((HERE / "consumer_kernels/kernels.json").read_text().replace('"schema": 1', '"schema": 2'))
+        catalogue.write_text((EXAMPLES / "own_kernels/kernels.json").read_text().replace('"schema": 1', '"schema": 2'))
         with self.assertRaisesRegex(AssertionError, r"schema is 2:\s+expected 1"):
             self.kernels(build, f"-DCATALOGUE={catalogue}", "-DISAS=sse41")
 
@@ -171,7 +172,7 @@ class Package(unittest.TestCase):
         for name in ("attune", "attune-static"):
             flags = run("pkg-config", "--cflags", "--libs", name, env=env).strip()
             program = self.root / f"by {name}"
-            subprocess.run(f"'{options.cc}' -std=c11 -O1 '{HERE}/consumer/main.c' -o '{program}' {flags} -lm", shell=True, check=True)
+            subprocess.run(f"'{options.cc}' -std=c11 -O1 '{EXAMPLES}/c_interface/main.c' -o '{program}' {flags} -lm", shell=True, check=True)
             self.assertIn("24.01", run(program, env={"LD_LIBRARY_PATH": str(self.lib)}))
             self.assertEqual("libattune.so" in run("readelf", "-d", program), name == "attune")
 

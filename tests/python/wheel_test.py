@@ -93,6 +93,8 @@ def main():
         check_wheel(wheel, args.version)
         python = make_environment(args, folder, wheel)
         pattern = f"{args.peers}_test.py" if args.peers else "test_*.py"
+        if not args.peers:
+            run(python, args.source / "examples/python/main.py", cwd=folder, show=True)
         run(python, "-m", "unittest", "discover", "-s", args.source / "python/tests", "-p", pattern, cwd=folder, show=True,
             env={"PYTHONDONTWRITEBYTECODE": "1", "ATTUNE_MINILM": minilm()})
 
