@@ -131,6 +131,25 @@ class Package(unittest.TestCase):
         with self.assertRaisesRegex(AssertionError, "the component static is\\s+not installed"):
             self.configure("consumer", self.root / "refused", options.cc, options.cxx, f"-DCMAKE_PREFIX_PATH={prefix}")
 
+    def test_getting_started(self):
+        """The project of docs/getting-started-link.md, word by word."""
+        text = (HERE.parents[1] / "docs/getting-started-link.md").read_text()
+        source = self.root / "engine"
+        source.mkdir()
+        for language, name in (("cmake", "CMakeLists.txt"), ("cpp", "main.cpp")):
+            (source / name).write_text(re.search(rf"```{language}\n(.*?)```", text, re.S)[1])
+        run(options.cmake, "-S", source, "-B", source / "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={options.cxx}")
+        run(options.cmake, "--build", source / "build")
+        self.assertRegex(run(source / "build/engine"), r"^attn_\w+: 3\n$")
+
+    def test_examples_on_their_own(self):
+        build = self.root / "examples"
+        run(options.cmake, "-S", EXAMPLES, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}", "-DCMAKE_BUILD_TYPE=Debug",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_C_COMPILER={options.cc}", f"-DCMAKE_CXX_COMPILER={options.cxx}")
+        run(options.cmake, "--build", build, "--target", "example_decoder", "example_sentence_encoder")
+        self.assertIn("largest difference", run(build / "bin/examples/decoder"))
+
     def kernels(self, build, *more):
         run(options.cmake, "-S", EXAMPLES / "own_kernels", "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}",
             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={options.cxx}", "-DCMAKE_BUILD_TYPE=Release",

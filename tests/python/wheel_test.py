@@ -11,6 +11,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from pathlib import Path
@@ -84,6 +85,8 @@ def main():
     parser.add_argument("--peers", choices=("torch", "transformers"))
     args = parser.parse_args()
     missing = [m for m in ("pip", "nanobind", "scikit_build_core") if not importlib.util.find_spec(m)]
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        missing.append("Python.h (Debian: python3-dev)")
     if missing:
         print(f"wheel_test: skipped: {sys.executable} has no {', '.join(missing)}")
         return
