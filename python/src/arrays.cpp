@@ -15,7 +15,8 @@ std::string text(const nb::ndarray<nb::ro> &array) {
 }
 
 std::string kind_of(nb::handle object) {
-    return nb::cast<std::string>(object.type().attr("__name__"));
+    const nb::object name = object.type().attr("__name__");
+    return nb::cast<std::string>(name);
 }
 
 std::string dtype_name(const nb::dlpack::dtype &t) {
@@ -87,7 +88,7 @@ nb::ndarray<nb::ro> import(nb::handle object, const std::string &name, bool writ
         nb::try_cast(object, array);
     }
     if (!array.is_valid() && bits && nb::hasattr(object, "dtype") &&
-        nb::cast<std::string>(nb::str(object.attr("dtype"))) == "bfloat16") {
+        nb::cast<std::string>(nb::str(nb::object(object.attr("dtype")))) == "bfloat16") {
         *bits = true;
         return import(object.attr("view")("uint16"), name, written);
     }

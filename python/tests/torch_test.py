@@ -2,6 +2,8 @@
 import itertools
 import unittest
 
+import ml_dtypes
+import numpy as np
 import torch
 from test_docs import snippets
 from torch.nn.functional import scaled_dot_product_attention as theirs
@@ -75,6 +77,18 @@ class SameAsPyTorch(unittest.TestCase):
 
 
 class Tensors(unittest.TestCase):
+    def test_bfloat16_of_numpy(self):
+        """NumPy has the type from ml_dtypes; neither DLPack nor the buffer protocol can say so."""
+        x = np.random.default_rng(1).standard_normal((1, 2, 5, 16)).astype(ml_dtypes.bfloat16)
+        try:
+            out = attune.attention(x, x, x)
+        except attune.Unsupported as error:
+            self.assertIn("q, k and v are bf16", str(error))
+            return
+        self.assertEqual(out.dtype, x.dtype)
+        t = torch.from_numpy(x.astype(np.float32))
+        torch.testing.assert_close(torch.from_numpy(out.astype(np.float32)), theirs(t, t, t), atol=2e-2, rtol=2e-2)
+
     def test_attention_takes_tensors_and_returns_them(self):
         q = torch.randn(1, 2, 5, 16)
         out, lse = attune.attention(q, q, q, return_lse=True)

@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 ATTUNE, SOURCE = sys.argv[1], Path(sys.argv[2])
-LIBRARIES = ["-lfmt", "-lstdc++", "-lm", "-pthread", "-ldl"]
+LIBRARIES = ["-lstdc++", "-lm", "-pthread", "-ldl"]
 # 20 lines: one attention, against the hand-checked values (tests of the contract).
 PROGRAM = r"""
 #include "attune/attune_small.h"
