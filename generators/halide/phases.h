@@ -110,7 +110,8 @@ template <typename Self> class AttendPhase : public MaskedPhase<Self> {
         value.dim(1).set_min(0);
         out.dim(0).set_min(0).set_stride(1);
         out.dim(1).set_bounds(0, rows);
-        if (c) value.dim(0).set_extent(c), out.dim(0).set_extent(c), out.dim(1).set_stride(c);
+        if (c) out.dim(0).set_extent(c), out.dim(1).set_stride(c);
+        if (c && panel) value.dim(0).set_extent(c); // where K is packed, so is a V of fewer features
         const Expr columns = out.dim(0).extent();
         for (auto *b : {&row_max, &row_sum}) {
             if (c)
