@@ -91,7 +91,8 @@ class Emitted(unittest.TestCase):
                 continue
             isa = phase["command"][4]
             knobs = {n: int(v.split("+")[-1]) for n, v in (a.split("=") for a in phase["command"][5:])}
-            tiles = [knobs["score_rows"] * knobs["panel"] // LANES[isa], knobs["matmul_rows"] * knobs["matmul_cols"] // LANES[isa]]
+            # Fewer columns than lanes are a shorter vector each.
+            tiles = [knobs[f"{stage}_rows"] * -(-knobs[columns] // LANES[isa]) for stage, columns in (("score", "panel"), ("matmul", "matmul_cols"))]
             code = functions_of(run("objdump", "-d", "--no-show-raw-insn", options.kernels / f"{phase['function']}.o").stdout)
             found = []
             for body in loops_of(code[f"{phase['function']}_{knobs['blocks']}"]):
