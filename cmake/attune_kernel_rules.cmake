@@ -34,18 +34,26 @@ set(mlir_dir "${ATTUNE_GENERATOR_DIR}/mlir")
 file(GLOB ATTUNE_MLIR_SOURCES "${mlir_dir}/attune_mlir_gen.py" "${mlir_dir}/payload/*.py" "${mlir_dir}/schedules/*.mlir")
 file(GLOB ATTUNE_MMA_SOURCES "${mlir_dir}/attune_mma_gen.py" "${mlir_dir}/mma/*.py")
 
-function(attune_halide_object function)
+# attune_object(FUNCTION FROM COMMAND word… DEPENDS file…): an object and what it says of its memory, by the command.
+function(attune_object function from)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "COMMAND;DEPENDS")
   set(object "${kernel_dir}/${function}.o")
   set(scratch "${kernel_dir}/${function}.scratch.inc")
   add_custom_command(
     OUTPUT "${object}" "${scratch}"
-    COMMAND ${ATTUNE_HALIDE_GEN} ${ARGN} --object "${object}" --scratch "${scratch}"
-    DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS}
-    COMMENT "Halide: ${function}"
+    COMMAND ${arg_COMMAND} --object "${object}" --scratch "${scratch}"
+    DEPENDS ${arg_DEPENDS}
+    COMMENT "${from}: ${function}"
     VERBATIM)
   set(objects ${objects} "${object}" PARENT_SCOPE)
   set(scratches ${scratches} "${scratch}" PARENT_SCOPE)
 endfunction()
+macro(attune_halide_object function)
+  attune_object(${function} Halide COMMAND ${ATTUNE_HALIDE_GEN} ${ARGN} DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS})
+endmacro()
+macro(attune_mlir_object function)
+  attune_object(${function} MLIR COMMAND "${ATTUNE_PYTHON}" "${ATTUNE_MLIR_GENERATOR}" ${ARGN} DEPENDS ${ATTUNE_MLIR_SOURCES})
+endmacro()
 # With the object, what an assembler says of the code for the device.
 function(attune_device_object function)
   set(stem "${kernel_dir}/${function}")
@@ -67,18 +75,6 @@ function(attune_device_object function)
     VERBATIM)
   set(objects ${objects} "${stem}.o" PARENT_SCOPE)
   set(scratches ${scratches} "${stem}.scratch.inc" "${stem}.code.inc" PARENT_SCOPE)
-endfunction()
-function(attune_mlir_object function)
-  set(object "${kernel_dir}/${function}.o")
-  set(scratch "${kernel_dir}/${function}.scratch.inc")
-  add_custom_command(
-    OUTPUT "${object}" "${scratch}"
-    COMMAND "${ATTUNE_PYTHON}" "${ATTUNE_MLIR_GENERATOR}" ${ARGN} --object "${object}" --scratch "${scratch}"
-    DEPENDS ${ATTUNE_MLIR_SOURCES}
-    COMMENT "MLIR: ${function}"
-    VERBATIM)
-  set(objects ${objects} "${object}" PARENT_SCOPE)
-  set(scratches ${scratches} "${scratch}" PARENT_SCOPE)
 endfunction()
 # PTX of a tile of a tensor core kernel, for each architecture, and what ptxas says of the first.
 function(attune_mma_ptx kernel tile)

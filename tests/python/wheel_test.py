@@ -45,8 +45,8 @@ def check_wheel(wheel, version):
         assert any(n == wanted or n.endswith("/" + wanted) for n in names), f"{wheel.name}: no {wanted}; it has {names}"
     strangers = [n for n in names if not n.startswith(("attune/", f"attune-{version}.dist-info/"))]
     assert not strangers, f"{wheel.name}: {strangers}: expected the package alone"
-    stub = zipfile.ZipFile(wheel).read("attune/_core.pyi").decode()
-    assert "def attention(" in stub and "class Mha" in stub, f"_core.pyi: {stub[:400]}"
+    types = zipfile.ZipFile(wheel).read("attune/_core.pyi").decode()
+    assert "def attention(" in types and "class Mha" in types, f"_core.pyi: {types[:400]}"
 
 
 def make_environment(args, folder, wheel):

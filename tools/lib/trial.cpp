@@ -8,8 +8,6 @@
 
 namespace attune::tools {
 
-using nlohmann::json;
-
 uint64_t mixed(uint64_t seed, std::string_view text) {
     uint64_t h = 14695981039346656037u; // FNV-1a
     for (unsigned char c : text) h = (h ^ c) * 1099511628211u;
@@ -73,28 +71,6 @@ std::vector<DrawnPoint> drawn_points(const std::vector<TuningSpace> &spaces, uin
         for (size_t i = 0; i < spaces.size() && drawn.size() < most; ++i)
             if (k < order[i].size()) drawn.push_back({i, spaces[i].points[order[i][k]]});
     return drawn;
-}
-
-void to_json(json &j, const Trial &t) {
-    j = {{"name", t.name},
-         {"strategy", t.strategy},
-         {"knobs", t.knobs},
-         {"entry", t.entry},
-         {"library", t.library},
-         {"status", t.status},
-         {"why", t.why},
-         {"origin", t.origin},
-         {"short_gain", t.short_gain},
-         {"gain", t.gain},
-         {"at", t.at}};
-}
-
-void from_json(const json &j, Trial &t) {
-    j.at("name").get_to(t.name), j.at("strategy").get_to(t.strategy), j.at("knobs").get_to(t.knobs),
-        j.at("library").get_to(t.library);
-    j.at("status").get_to(t.status), j.at("why").get_to(t.why), j.at("origin").get_to(t.origin);
-    j.at("short_gain").get_to(t.short_gain), j.at("gain").get_to(t.gain), j.at("at").get_to(t.at);
-    j.at("entry").get_to(t.entry);
 }
 
 } // namespace attune::tools

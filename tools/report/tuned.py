@@ -44,6 +44,16 @@ def searches(results):
     return [Search(fields, results.path) for fields in results.file.get("tuned", [])]
 
 
+def over_time(figure, axes, what):
+    """What the plots of gains over a search's seconds have in common."""
+    axes.axhline(1, color=plots.INK, linewidth=0.7, linestyle=":")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds of search")
+    axes.set_ylabel(what)
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
+    return plots.to_svg(figure)
+
+
 def best_so_far(search):
     """Each candidate's gain at the time it was tried, and the best until then."""
     figure, axes = plots.plt.subplots(figsize=(5.6, 3), layout="constrained")
@@ -58,12 +68,7 @@ def best_so_far(search):
         best = max(best, t["gain"])
         line.append(best)
     axes.step([t["at"] for t in whole], line, where="post", color=plots.ATTUNE, linewidth=1.6)
-    axes.axhline(1, color=plots.INK, linewidth=0.7, linestyle=":")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of search")
-    axes.set_ylabel("default's time / its time")
-    axes.legend(fontsize=7, frameon=False, loc="lower right")
-    return plots.to_svg(figure)
+    return over_time(figure, axes, "default's time / its time")
 
 
 def sensitivity(search, strategy):
@@ -106,9 +111,4 @@ def race(comparison):
         times.append(searcher["budget"])
         line.append(best)
         axes.step(times, line, where="post", color=plots.ATTUNE if searcher["name"] == "attune" else plots.PEERS[index], label=searcher["name"])
-    axes.axhline(1, color=plots.INK, linewidth=0.7, linestyle=":")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of search")
-    axes.set_ylabel("default's time / best time")
-    axes.legend(fontsize=7, frameon=False, loc="lower right")
-    return plots.to_svg(figure)
+    return over_time(figure, axes, "default's time / best time")
