@@ -33,7 +33,8 @@ struct Trial {
     double gain = 0;       // on the whole one
     double at = 0;         // seconds since the search began
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Trial, name, strategy, knobs, entry, library, status, why, origin, short_gain, gain, at)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Trial, name, strategy, knobs, entry, library, status, why, origin, short_gain, gain,
+                                   at)
 
 // The points in the order in which they are drawn: a strategy after the other, by the seed alone.
 struct DrawnPoint {
