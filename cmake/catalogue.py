@@ -32,12 +32,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "generators/mlir/mma"))
 import shape  # noqa: E402
 
-# The whole feature chain of each ISA: Halide implies none of it. No names of processors (zen4): its own dispatch does not know them.
+# The whole feature chain of each ISA: Halide implies none of it. Its own dispatch, which does not know Zen 4, is never asked; that
+# feature stands for avx512_bf16 and what comes with it on both Zen 4 and Sapphire Rapids (runtime/cpu_features.cpp asks for each).
 X86 = "x86-64-linux-sse41"
 ISA_TARGETS = {
     "sse41": X86,
     "avx2": X86 + "-avx-f16c-fma-avx2",
     "avx512": X86 + "-avx-f16c-fma-avx2-avx512-avx512_skylake",
+    "avx512_bf16": X86 + "-avx-f16c-fma-avx2-avx512-avx512_skylake-avx512_cannonlake-avx512_zen4",
 }
 COMMON_FEATURES = "-no_asserts-no_bounds_query-no_runtime"
 # Kernels that an autoscheduler made keep Halide's checks: nobody knows which sizes its tiles need.
@@ -59,7 +61,7 @@ FLAGS = {
     "scores": "ATTUNE_SCORES", "strided_v": "ATTUNE_STRIDED_V", "deterministic": "ATTUNE_DETERMINISTIC",
 }
 TRAITS = {"own_threads": "ATTUNE_TRAIT_OWN_THREADS", "quadratic": "ATTUNE_TRAIT_QUADRATIC", "strict": "ATTUNE_TRAIT_STRICT",
-          "on_request": "ATTUNE_TRAIT_ON_REQUEST"}
+          "on_request": "ATTUNE_TRAIT_ON_REQUEST", "any_q": "ATTUNE_TRAIT_ANY_Q", "any_kv": "ATTUNE_TRAIT_ANY_KV", "any_o": "ATTUNE_TRAIT_ANY_O"}
 # Adapters: end of the generator's name -> (template, function type).
 ADAPTERS = {"pack_keys": "pack", "attend": "attend", "partial": "attend", "merge": "merge", "score": "score", "mask": "mask",
             "softmax": "softmax", "matmul": "matmul", "whole": "whole"}
@@ -148,7 +150,7 @@ def check_types(entry, where):
                 whole(value, f"'constraints.{key}'")
     for key, value in constraints.get("least", {}).items() if isinstance(constraints.get("least", {}), dict) else [("least", None)]:
         whole(value, f"'constraints.least.{key}'")
-    for name, items in (("'mods'", entry["mods"]), ("'constraints.flags'", constraints.get("flags", [])),
+    for name, items in (("'mods'", entry["mods"]), ("'constraints.flags'", constraints.get("flags", [])), ("'constraints.kv'", constraints.get("kv", [])),
                         ("'constraints.traits'", constraints.get("traits", []))):
         check(isinstance(items, list), f"{where}: {name} is {items!r}: expected a list")
         for item in items:
@@ -187,6 +189,22 @@ def read(path):
         raise CatalogueError(f"{path}: {error}") from error
 
 
+def check_conversions(entry, where):
+    """What the adapters of the CPU convert, and what a kernel has to take as it comes."""
+    params, types = entry["params"], entry["dtypes"]
+    pairs = params.get("pairs", "false")
+    check(pairs in ("true", "false"), f"{where}: params.pairs is {pairs!r}: expected \"true\" or \"false\"")
+    if not is_device(entry):
+        wanted = "bf16" if pairs == "true" else "f32"
+        for key in ("q", "kv"):
+            check(types[key] == wanted, f"{where}: dtypes.{key} is {types[key]!r}: expected {wanted}, as params.pairs is {pairs}")
+    if "kv" in entry["constraints"]:
+        in_place = entry["backend"] == "halide" and not is_device(entry) and pairs == "false" and not params.get("panel") and "main" in entry["phases"]
+        check(in_place, f"{where}: constraints.kv is given: expected that for kernels of the CPU by Halide only, which read K and V in place")
+        check(sorted(kv_types(entry)) == sorted(DTYPES), f"{where}: constraints.kv is {entry['constraints']['kv']!r}: expected those of "
+              f"{', '.join(DTYPES)} that dtypes.kv is not")
+
+
 def load(paths):
     return checked((path, read(path)) for path in paths)
 
@@ -215,6 +233,7 @@ def checked(catalogues):
                 check(entry["dtypes"].get(key) in DTYPES, f"{where}: dtypes.{key} is {entry['dtypes'].get(key)!r}: expected one of {', '.join(DTYPES)}")
             for flag in entry["constraints"].get("flags", []):
                 check(flag in FLAGS, f"{where}: constraints.flags has '{flag}': expected some of {', '.join(FLAGS)}")
+            check_conversions(entry, where)
             for trait in entry["constraints"].get("traits", []):
                 check(trait in TRAITS, f"{where}: constraints.traits has '{trait}': expected some of {', '.join(TRAITS)}")
             if "blocks" in entry["params"]:  # MLIR: the last block is the tile
@@ -224,6 +243,22 @@ def checked(catalogues):
             entry["_where"] = where
             kernels.append(entry)
     return kernels
+
+
+def traits_of(entry):
+    """Those of the entry, and which types its adapters convert: Q for each tile unless it is multiplied in pairs of bf16, O on its
+    way out, K and V where f32 is packed of them or there is a function for each type."""
+    traits = list(entry["constraints"].get("traits", []))
+    if is_device(entry) or "own_threads" in traits:
+        return traits
+    pairs = entry["params"].get("pairs") == "true"
+    packs = "pack" in entry["phases"]
+    return traits + ["any_q"] * (not pairs) + ["any_kv"] * (not pairs and (packs or len(kv_types(entry)) > 1)) + ["any_o"]
+
+
+def kv_types(entry):
+    """Types of K and V that the main phase has a function for."""
+    return [entry["dtypes"]["kv"]] + entry["constraints"].get("kv", [])
 
 
 def target_of(entry, generator):
@@ -240,9 +275,10 @@ def functions_of(entry):
         return mlir_functions_of(entry)
     result = []
     type_name = "type" if is_device(entry) else "kv_type"
-    kv = DTYPES[entry["dtypes"]["kv"]][1]
-    for phase, generator in entry["phases"].items():
-        args = [f"{type_name}={kv}"] if generator != "merge" else []  # all but merge read K or V
+    variants = [(phase, generator, kv) for phase, generator in entry["phases"].items()
+                for kv in (kv_types(entry) if phase == "main" else kv_types(entry)[:1])]
+    for phase, generator, kv in variants:
+        args = [f"{type_name}={DTYPES[kv][1]}"] if generator != "merge" else []  # all but merge read K or V
         if generator in SHARED_GENERATORS:
             chosen = SHARED_GENERATORS[generator]
             for k in chosen:
@@ -263,7 +299,9 @@ def functions_of(entry):
                     args.append(f"{key}={value}")
             if "autoscheduler_plugin" in entry["params"]:
                 args += ["--plugin", f"@AUTOSCHEDULERS@/{entry['params']['autoscheduler_plugin']}"]
-            function = f"{prefix}{entry['name']}__{phase}"
+            if kv != entry["dtypes"]["kv"]:
+                phase = f"{phase}.{kv}"
+            function = f"{prefix}{entry['name']}__{phase.replace('.', '_')}"
         result.append((phase, generator, function, [generator, function, target_of(entry, generator)] + args))
     return result
 
@@ -309,21 +347,24 @@ def descriptor(entry, out):
         numbers = f"{dk}, {dv}, {p.get('split_keys', 0)}, {str('score' in adapters).lower()}, {str(half_as_bits).lower()}"
     elif ns == "halide":
         keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
-        numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}"
+        pairs = p.get("pairs", "false")
+        numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}, {pairs}"
     else:
         check(isinstance(p.get("panel"), int) and p["panel"] > 0, f"{where}: params.panel is {p.get('panel')!r}: expected a positive integer")
         check("blocks" in p, f"{where}: params.blocks is missing")
         check(str(p["blocks"]).split("+")[-1] == str(p["q"]), f"{where}: params.blocks is {p['blocks']}: expected q={p['q']} at its end")
         numbers = f"{dk}, {dv}, {p['q']}, {p['panel']}, {str('mlir_rowblock' in entry['phases'].values()).lower()}"
     out.append(f"constexpr {ns}::KernelMeta {meta}{{{numbers}}};")
-    phases, memory = [], []
+    runs, memory = {}, []
     for phase, generator, function, _ in functions_of(entry):
         adapter = adapter_of(entry, generator)
         camel = "".join(w.capitalize() for w in adapter.split("_"))
         symbol = "_mlir_ciface_" * (ns == "mlir") + function
         template = f"{meta}, mem_{function}, {symbol}" if ns == "halide" else f"{meta}, {symbol}"
         tasks = "gpu::one_task" if ns == "gpu" else f"{ns}::{adapter}_phase_tasks<{meta}>"
-        phases.append(f'    {{"{phase}", {ns}::{adapter}_phase<{template}>, {tasks}}},')
+        run = f"{ns}::{adapter}_phase<{template}>"
+        phase, _, kv = phase.partition(".")
+        runs.setdefault(phase, (tasks, []))[1].append((DTYPES[kv or entry["dtypes"]["kv"]][0], run))
         if ns == "gpu":
             if function not in out.declared:
                 out.declared.add(function)
@@ -333,6 +374,10 @@ def descriptor(entry, out):
         if function not in out.declared:
             out.declared.add(function)
             out.insert(0, f'extern "C" std::remove_pointer_t<{ns}::{camel}Fn> {symbol};\nconstexpr {ns}::Memory mem_{function}\n#include "{function}.scratch.inc"\n;')
+    phases = []
+    for phase, (tasks, by_type) in runs.items():
+        run = by_type[0][1] if len(by_type) == 1 else f"{ns}::by_kv<{', '.join(f'{kv}, {run}' for kv, run in by_type)}>"
+        phases.append(f'    {{"{phase}", {run}, {tasks}}},')
     scratch = f"{meta}, mem_{name}" if ns == "halide" else meta
     code, functions = "nullptr, 0", {f: None for _, _, f, _ in functions_of(entry)}
     if ns == "gpu":
@@ -353,7 +398,7 @@ def initialiser(entry, num_phases, rest):
     name, where, p, c = entry["name"], entry["_where"], entry["params"], entry["constraints"]
     dk, dv = size(entry["dk"], where + ": dk"), size(entry["dv"], where + ": dv")
     flags = " | ".join(FLAGS[f] for f in ["scale", "deterministic", "strided_v"] + c.get("flags", []))
-    traits = " | ".join(TRAITS[t] for t in c.get("traits", [])) or "0"
+    traits = " | ".join(TRAITS[t] for t in traits_of(entry)) or "0"
     dk_range = c.get("dk", [dk or 1, dk or 1 << 20])
     dv_range = c.get("dv", [dv or 1, dv or 1 << 20])
     least = ", ".join(str(c.get("least", {}).get(key, 0)) for key in ("n", "m", "h"))

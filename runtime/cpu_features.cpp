@@ -32,12 +32,16 @@ int read_rank() {
     if (!os_ymm || !avx2 || !fma || !f16c) return 0;
     const unsigned f = 1u << 16, dq = 1u << 17, cd = 1u << 28, bw = 1u << 30, vl = 1u << 31,
                    all = f | dq | cd | bw | vl;
-    const bool vnni = c >> 11 & 1;
+    // Halide's feature for avx512_bf16 is that of Zen 4: the compiler may use whatever AVX-512 comes with it there (and
+    // on Sapphire Rapids). Cooper Lake has bf16, but no VBMI.
+    const bool ifma = b >> 21 & 1, vbmi = c >> 1 & 1, vbmi2 = c >> 6 & 1, gfni = c >> 8 & 1, vaes = c >> 9 & 1,
+               vpclmul = c >> 10 & 1, vnni = c >> 11 & 1, bitalg = c >> 12 & 1, popcnt = c >> 14 & 1;
+    const bool companions = ifma && vbmi && vbmi2 && gfni && vaes && vpclmul && vnni && bitalg && popcnt;
     if (!os_zmm || (b & all) != all) return 1;
     unsigned a1 = 0, b1, c1, d1;
     __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1);
     const bool bf16 = a1 >> 5 & 1;
-    return bf16 && vnni ? 3 : 2;
+    return bf16 && companions ? 3 : 2;
 }
 #else
 int read_rank() {

@@ -1,7 +1,7 @@
 // From a problem to a kernel, and from a kernel to a run.
 //
 // The choice has four steps and no heuristics in code: what each kernel says it can do, then what `attune tune` has
-// found on this machine, then the best ISA, then the checked-in ranking of strategies (made by measurements) with
+// found on this machine, then the checked-in ranking of strategies (made by measurements), then the best ISA with
 // specialised sizes ahead of run-time sizes.
 #include "arena.h"
 #include "cpu_features.h"
@@ -38,13 +38,19 @@ size_t aligned(size_t n, size_t to = kAlign) {
     return (n + to - 1) & ~(to - 1);
 }
 
-// Place of a strategy in the ranking for this problem; unranked ones come last.
-size_t rank(const attune_problem &p, const std::string_view strategy) {
+// Place of a kernel's strategy in the ranking for this problem: by STRATEGY@ISA, or STRATEGY; unranked ones come last.
+size_t rank(const attune_problem &p, const attune_kernel &k) {
+    const auto names = [&k](std::string_view entry) {
+        const std::string_view strategy = k.strategy, isa = k.isa;
+        if (!entry.starts_with(strategy)) return false;
+        entry.remove_prefix(strategy.size());
+        return entry.empty() || (entry.front() == '@' && entry.substr(1) == isa);
+    };
     const int64_t rows = p.Hkv ? p.Hq / p.Hkv * p.N : 0;
     for (const RankingRule &rule : ranking()) {
         if (rows < rule.rows_min || rows > rule.rows_max) continue;
         for (size_t i = 0; i < rule.strategies.size(); i++)
-            if (strategy == rule.strategies[i]) return i;
+            if (names(rule.strategies[i])) return i;
         return rule.strategies.size();
     }
     return 0;
@@ -152,7 +158,7 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
     }
 
     // Lower is better, compared from left to right.
-    using Order = std::tuple<int, size_t, int, int64_t, std::string_view>;
+    using Order = std::tuple<size_t, int, int, int64_t, std::string_view>;
     struct Candidate {
         const attune_kernel *kernel;
         Order order;
@@ -172,8 +178,7 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
         }
         const int64_t waste = k->dk ? k->dk - p.dk + k->dv - p.dv : 0;
         able.push_back(
-            {k,
-             {k->device == ATTUNE_CPU ? -isa_rank(k->isa) : 0, rank(p, k->strategy), k->dk ? 0 : 1, waste, k->name}});
+            {k, {rank(p, *k), k->device == ATTUNE_CPU ? -isa_rank(k->isa) : 0, k->dk ? 0 : 1, waste, k->name}});
     }
     if (able.empty()) {
         return fail(ATTUNE_UNSUPPORTED, "no kernel can do this problem:\n{}",

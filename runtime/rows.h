@@ -4,6 +4,8 @@
 
 #include "attune/kernel.h"
 
+#include "convert.h"
+
 #include <algorithm>
 #include <cstdint>
 
@@ -86,6 +88,12 @@ inline bool is_structured(const attune_problem &p) {
 // Element (b, h, i, j) of a tensor.
 template <typename T> T *at(const attune_tensor &t, int64_t b, int64_t h, int64_t i, int64_t j = 0) {
     return static_cast<T *>(t.data) + (b * t.stride[0] + h * t.stride[1] + i * t.stride[2] + j * t.stride[3]);
+}
+
+// The same where the tensor's type decides how far apart elements are.
+inline char *address(const attune_tensor &t, int64_t b, int64_t h, int64_t i, int64_t j = 0) {
+    const int64_t element = b * t.stride[0] + h * t.stride[1] + i * t.stride[2] + j * t.stride[3];
+    return static_cast<char *>(t.data) + element * bytes_of(t.dtype);
 }
 
 } // namespace attune::rt

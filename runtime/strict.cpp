@@ -1,5 +1,7 @@
 #include "strict.h"
 
+#include "half.h"
+
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -12,6 +14,13 @@ std::atomic<uint64_t> strict_tiles{0};
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Element `index` of a row of `t`.
+double element(const attune_tensor &t, const char *row, int64_t index) {
+    if (t.dtype == ATTUNE_F32) return double(reinterpret_cast<const float *>(row)[index]);
+    const uint16_t half = reinterpret_cast<const uint16_t *>(row)[index];
+    return double(t.dtype == ATTUNE_BF16 ? bf16_to_float(half) : f16_to_float(half));
+}
 
 // One row of one query head, and its scores as they go through the stages.
 struct Row {
@@ -29,9 +38,10 @@ struct Row {
 
     double raw(int64_t j) const {
         const attune_tensors &t = *args.tensors;
-        const float *q = at<float>(t.q, b, h, i), *k = at<float>(t.k, b, hkv, j);
+        const char *q = address(t.q, b, h, i), *k = address(t.k, b, hkv, j);
         double dot = 0;
-        for (int64_t d = 0; d < p.dk; d++) dot += double(q[d * t.q.stride[3]]) * double(k[d * t.k.stride[3]]);
+        for (int64_t d = 0; d < p.dk; d++)
+            dot += element(t.q, q, d * t.q.stride[3]) * element(t.k, k, d * t.k.stride[3]);
         return float(double(args.scale) * dot); // a score that overflows f32 is infinite
     }
 
@@ -98,8 +108,8 @@ void strict_attend(const attune_args &args, const Tile &tile, Interval keys, flo
             for (int64_t j = keys.begin; j < keys.end && x.any && !x.poisoned; j++) {
                 if (!row.biased(j, s)) continue;
                 const double w = std::exp(s - x.max);
-                const float *v = at<float>(t.v, tile.b, tile.hkv, j, c0);
-                for (int64_t c = 0; c < chunk; c++) acc[c] += w * double(v[c * t.v.stride[3]]);
+                const char *v = address(t.v, tile.b, tile.hkv, j, c0);
+                for (int64_t c = 0; c < chunk; c++) acc[c] += w * element(t.v, v, c * t.v.stride[3]);
             }
             for (int64_t c = 0; c < chunk; c++)
                 out[r * out_stride + c0 + c] = float(x.poisoned ? kNan : x.any ? acc[c] / x.sum : 0.0);

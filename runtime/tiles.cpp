@@ -5,15 +5,6 @@
 #include <cstring>
 #include <limits>
 
-// The passes over a tile's floats are compiled for AVX2 too: as SSE2 they take 2 % of the time at n 1024, d 64.
-// (Resolvers run before the sanitizers are ready.)
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&                           \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define ATTUNE_VECTOR_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define ATTUNE_VECTOR_CLONES
-#endif
-
 namespace attune::rt {
 
 namespace {
@@ -63,25 +54,33 @@ ATTUNE_VECTOR_CLONES uint32_t overflow_of(const float *x, int64_t n) {
 bool gather_query(const attune_args &args, const Tile &tile, int64_t q, int64_t dk, float scale, float *out) {
     const attune_problem &p = *args.problem;
     const attune_tensor &t = args.tensors->q;
-    const int64_t stride = t.stride[3];
     uint32_t any = 0;
     RowWalk row(p, tile);
+    // y = x * scale; what is no f32 is widened in place first.
+    const auto scaled = [&](const char *x, int64_t stride, int64_t n, float *y) {
+        if (t.dtype == ATTUNE_F32) return scale_row(reinterpret_cast<const float *>(x), stride, n, scale, y);
+        widen(t.dtype, x, stride, n, y);
+        return scale_row(y, 1, n, scale, y);
+    };
     if (one_piece(t, tile, p, dk)) {
-        any = scale_row(at<float>(t, tile.b, row.h, row.i), 1, tile.rows * dk, scale, out);
+        any = scaled(address(t, tile.b, row.h, row.i), 1, tile.rows * dk, out);
     } else {
         for (int64_t r = 0; r < tile.rows; r++, row.next()) {
-            const float *x = at<float>(t, tile.b, row.h, row.i);
             float *y = out + r * dk;
-            any |= scale_row(x, stride, p.dk, scale, y);
+            any |= scaled(address(t, tile.b, row.h, row.i), t.stride[3], p.dk, y);
             std::fill(y + p.dk, y + dk, 0.0f);
         }
     }
     std::fill(out + tile.rows * dk, out + q * dk, 0.0f);
-    // ALiBi's slopes go into the scores as well, where a maximum may drop a NaN.
-    if (p.flags & ATTUNE_ALIBI)
-        for (int64_t g = 0, group = p.Hq / p.Hkv; g < group; g++)
-            if (!std::isfinite(args.tensors->alibi_slopes[tile.hkv * group + g])) return false;
-    return !(any >> 31);
+    return !(any >> 31) && finite_slopes(args, tile);
+}
+
+bool finite_slopes(const attune_args &args, const Tile &tile) {
+    const attune_problem &p = *args.problem;
+    if (!(p.flags & ATTUNE_ALIBI)) return true;
+    const int64_t group = p.Hq / p.Hkv;
+    const float *slopes = args.tensors->alibi_slopes + tile.hkv * group;
+    return std::all_of(slopes, slopes + group, [](float x) { return std::isfinite(x); });
 }
 
 bool all_finite(const float *x, int64_t rows, int64_t n, int64_t stride) {
@@ -93,14 +92,14 @@ bool all_finite(const float *x, int64_t rows, int64_t n, int64_t stride) {
 
 // Writes the finished rows of a tile to O and LSE. The sink, one more logit in the denominator, comes in here: l grows
 // by e^(sink - m), which scales the row by l / (l + e^(sink - m)).
-void scatter(const attune_args &args, const Tile &tile, const float *out, int64_t out_stride, const float *row_max,
+void scatter(const attune_args &args, const Tile &tile, float *out, int64_t out_stride, const float *row_max,
              const float *row_sum, float unit) {
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
     const bool sink = p.flags & ATTUNE_SINK;
     RowWalk row(p, tile);
     if (!sink && !t.lse && one_piece(t.o, tile, p, out_stride)) {
-        std::memcpy(at<float>(t.o, tile.b, row.h, row.i), out, size_t(tile.rows * out_stride) * sizeof(float));
+        narrow(t.o.dtype, out, tile.rows * out_stride, address(t.o, tile.b, row.h, row.i), 1);
         return;
     }
     for (int64_t r = 0; r < tile.rows; r++, row.next()) {
@@ -123,13 +122,10 @@ void scatter(const attune_args &args, const Tile &tile, const float *out, int64_
             }
             if (t.lse) *at<float>(*t.lse, tile.b, h, i) = lse;
         }
-        float *y = at<float>(t.o, tile.b, h, i);
-        const float *x = out + r * out_stride;
-        const int64_t stride = t.o.stride[3];
-        if (stride == 1 && !sink)
-            std::memcpy(y, x, size_t(p.dv) * sizeof(float));
-        else
-            for (int64_t c = 0; c < p.dv; c++) y[c * stride] = x[c] * scale;
+        float *x = out + r * out_stride;
+        if (sink)
+            for (int64_t c = 0; c < p.dv; c++) x[c] *= scale;
+        narrow(t.o.dtype, x, p.dv, address(t.o, tile.b, h, i), t.o.stride[3]);
     }
 }
 
@@ -180,8 +176,46 @@ bool Packed::keys_finite(const Seen &seen) const {
     return true;
 }
 
+namespace {
+
+// Copies a 16-bit K's rows [0, keys) to dense f32, along whichever of its dimensions is dense. Gives the copy's
+// strides.
+void widen_keys(const attune_tensor &t, const char *k, int64_t row, int64_t feature, int64_t keys, int64_t features,
+                float *out, int64_t &out_row, int64_t &out_feature) {
+    const int64_t width = bytes_of(t.dtype);
+    const bool by_feature = row == 1 && feature != 1;
+    out_row = by_feature ? 1 : features;
+    out_feature = by_feature ? keys : 1;
+    if (by_feature)
+        for (int64_t d = 0; d < features; d++) widen(t.dtype, k + d * feature * width, row, keys, out + d * keys);
+    else
+        for (int64_t j = 0; j < keys; j++) widen(t.dtype, k + j * row * width, feature, features, out + j * features);
+}
+
+// V's rows [0, keys) to dense, zero-padded f32.
+void pack_values(const attune_tensor &t, const char *v, int64_t keys, int64_t features, int64_t padded, float *out) {
+    const int64_t row = keys > 1 ? t.stride[2] : 0, feature = t.stride[3], width = bytes_of(t.dtype);
+    if (feature == 1 || features == 1) {
+        for (int64_t j = 0; j < keys; j++) {
+            widen(t.dtype, v + j * row * width, 1, features, out + j * padded);
+            std::fill(out + j * padded + features, out + (j + 1) * padded, 0.0f);
+        }
+        return;
+    }
+    constexpr int64_t kSquare = 16; // walks both sides of a transpose by cache lines
+    for (int64_t j0 = 0; j0 < keys; j0 += kSquare)
+        for (int64_t c0 = 0; c0 < padded; c0 += kSquare)
+            for (int64_t j = j0; j < std::min(j0 + kSquare, keys); j++) {
+                const int64_t end = std::min(c0 + kSquare, padded), real = std::clamp(features, c0, end);
+                widen(t.dtype, v + (j * row + c0 * feature) * width, feature, real - c0, out + j * padded + c0);
+                std::fill(out + j * padded + real, out + j * padded + end, 0.0f);
+            }
+}
+
+} // namespace
+
 int pack_chunk(const attune_args &args, const Packed &s, int64_t task, int64_t max_extent, PackWhole pack_whole,
-               const void *context) {
+               const void *context, float *widened) {
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
     const int64_t w = s.panel, first_panel = task * kPackChunk, b = args.group / p.Hkv, h = args.group % p.Hkv;
@@ -190,32 +224,41 @@ int pack_chunk(const attune_args &args, const Packed &s, int64_t task, int64_t m
     if (!s.packs_unseen && (first >= seen.end || first + keys <= seen.begin))
         return 0; // nobody asks for the chunk, nor for its bits
     float *packed = s.keys + first_panel * w * s.dk;
-    const float *k = at<float>(t.k, b, h, first);
+    const char *k = address(t.k, b, h, first);
     const int64_t row = keys > 1 ? t.k.stride[2] : 0, feature = p.dk > 1 ? t.k.stride[3] : 1;
-    int64_t whole = keys / w;
-    if (p.dk != s.dk || std::abs(row) > max_extent / keys || std::abs(feature) > max_extent / p.dk) whole = 0;
+    const bool halves = t.k.dtype != ATTUNE_F32;
+    // Packs `panels` panels from `from` on; what is ragged by hand. 16-bit keys come a panel at a time, in f32.
     int32_t largest = 0;
-    if (whole)
-        if (int error = pack_whole(context, k, row, feature, packed, whole, &largest)) return error;
-    for (int64_t panel = whole; panel < ceil_div(keys, w); panel++)
-        for (int64_t d = 0; d < s.dk; d++)
-            for (int64_t j = 0; j < w; j++) {
-                const int64_t key = panel * w + j;
-                const float x = key < keys && d < p.dk ? k[key * row + d * feature] : 0.0f;
-                largest = std::max(largest, magnitude(x));
-                packed[panel * w * s.dk + d * w + j] = x;
-            }
+    const auto pack_some = [&](const float *from, int64_t row, int64_t feature, int64_t panel, int64_t panels) {
+        float *to = packed + panel * w * s.dk;
+        const int64_t left = std::min(keys - panel * w, panels * w);
+        int64_t whole = left / w;
+        if (p.dk != s.dk || std::abs(row) > max_extent / keys || std::abs(feature) > max_extent / p.dk) whole = 0;
+        int32_t found = 0;
+        if (whole)
+            if (int error = pack_whole(context, from, row, feature, to, whole, &found)) return error;
+        for (int64_t i = whole; i < panels; i++)
+            for (int64_t d = 0; d < s.dk; d++)
+                for (int64_t j = 0; j < w; j++) {
+                    const int64_t key = i * w + j;
+                    const float x = key < left && d < p.dk ? from[key * row + d * feature] : 0.0f;
+                    found = std::max(found, magnitude(x));
+                    to[i * w * s.dk + d * w + j] = x;
+                }
+        largest = std::max(largest, found);
+        return 0;
+    };
+    const int64_t panels = ceil_div(keys, w);
+    if (!halves)
+        if (int error = pack_some(reinterpret_cast<const float *>(k), row, feature, 0, panels)) return error;
+    for (int64_t i = 0; i < panels && halves; i++) {
+        int64_t wide_row, wide_feature;
+        widen_keys(t.k, k + i * w * row * bytes_of(t.k.dtype), row, feature, std::min(w, keys - i * w), p.dk, widened,
+                   wide_row, wide_feature);
+        if (int error = pack_some(widened, wide_row, wide_feature, i, 1)) return error;
+    }
     s.bits[task] = largest;
-    if (!s.packs_values) return 0;
-    float *out = s.values + first * s.dv;
-    const float *v = at<float>(t.v, b, h, first);
-    const int64_t v_row = keys > 1 ? t.v.stride[2] : 0, v_feature = t.v.stride[3];
-    constexpr int64_t kSquare = 16; // walks both sides of a transpose by cache lines
-    for (int64_t j0 = 0; j0 < keys; j0 += kSquare)
-        for (int64_t c0 = 0; c0 < s.dv; c0 += kSquare)
-            for (int64_t j = j0; j < std::min(j0 + kSquare, keys); j++)
-                for (int64_t c = c0; c < std::min(c0 + kSquare, s.dv); c++)
-                    out[j * s.dv + c] = c < p.dv ? v[j * v_row + c * v_feature] : 0.0f;
+    if (s.packs_values) pack_values(t.v, address(t.v, b, h, first), keys, p.dv, s.dv, s.values + first * s.dv);
     return 0;
 }
 

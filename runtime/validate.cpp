@@ -1,5 +1,6 @@
 #include "validate.h"
 
+#include "convert.h"
 #include "status.h"
 
 #include <algorithm>
@@ -13,10 +14,6 @@ namespace {
 
 bool known_dtype(attune_dtype t) {
     return t == ATTUNE_F32 || t == ATTUNE_BF16 || t == ATTUNE_F16;
-}
-
-int64_t dtype_bytes(attune_dtype t) {
-    return t == ATTUNE_F32 ? 4 : t == ATTUNE_U8 ? 1 : t == ATTUNE_I64 ? 8 : 2;
 }
 
 // The cumulative lengths of packed sequences. `longest`: the most rows (keys) that a sequence may have by the plan;
@@ -55,9 +52,9 @@ attune_status check_tensor(const Expected &e) {
     for (int i = 0; i < 4; i++) empty = empty || t.shape[i] == 0;
     if (empty) return ATTUNE_OK;
     if (!t.data) return fail(ATTUNE_INVALID_ARGUMENT, "{}.data is null: expected a pointer to its elements", e.name);
-    if (reinterpret_cast<uintptr_t>(t.data) % size_t(dtype_bytes(t.dtype)))
+    if (reinterpret_cast<uintptr_t>(t.data) % size_t(bytes_of(t.dtype)))
         return fail(ATTUNE_INVALID_ARGUMENT, "{}.data is {}: expected an address aligned to its {}-byte elements",
-                    e.name, static_cast<const void *>(t.data), dtype_bytes(t.dtype));
+                    e.name, static_cast<const void *>(t.data), bytes_of(t.dtype));
     // No address may overflow: the largest offset in bytes must fit 63 bits.
     long double reach = 0;
     for (int i = 0; i < 4; i++) {
@@ -68,7 +65,7 @@ attune_status check_tensor(const Expected &e) {
         if (t.shape[i] > 1)
             reach += std::fabs(static_cast<long double>(t.stride[i])) * static_cast<long double>(t.shape[i] - 1);
     }
-    if (reach * dtype_bytes(t.dtype) > static_cast<long double>(std::numeric_limits<int64_t>::max()))
+    if (reach * bytes_of(t.dtype) > static_cast<long double>(std::numeric_limits<int64_t>::max()))
         return fail(ATTUNE_INVALID_ARGUMENT, "{}.stride is {}: expected strides whose largest offset fits 63 bits",
                     e.name, list(t.stride));
     return ATTUNE_OK;

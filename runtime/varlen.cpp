@@ -1,5 +1,7 @@
 #include "varlen.h"
 
+#include "convert.h"
+
 #include <algorithm>
 
 namespace attune::rt {
@@ -16,8 +18,7 @@ attune_problem sizes(const attune_problem &p, const attune_tensors &t, int64_t b
 }
 
 void move(attune_tensor &t, int64_t elements) {
-    const int64_t width = t.dtype == ATTUNE_F32 ? 4 : t.dtype == ATTUNE_U8 ? 1 : 2;
-    if (t.data) t.data = static_cast<char *>(t.data) + elements * width;
+    if (t.data) t.data = static_cast<char *>(t.data) + elements * bytes_of(t.dtype);
 }
 
 // Rows `first` to `first + rows`. A tensor of one row in all has any stride: it has no second row to move to.

@@ -21,6 +21,9 @@ template <typename Self> class MaskedPhase : public Generator<Self> {
     Param<int> q{"q", 24};         // rows of the query tile
     Param<int> k{"k", 192};        // keys of a key block
     Param<int> panel{"panel", 32}; // keys of a packed K panel; 0: K as the caller holds it
+    // Multiply-adds of two bf16 each. Q and packed K and V are then pairs (32 bits): of two features of Q and K, of two
+    // keys of V; what is not packed is 16 bits each. Scores are scaled after the sum, and P is rounded to bf16.
+    Param<bool> pairs{"pairs", false};
 
     In<Buffer<int32_t, 1>> lo{"lo"}, hi{"hi"};      // (r): row r sees the keys lo <= j < hi
     In<Buffer<int32_t, 1>> position{"position"};    // (r): where the row stands among the keys
@@ -62,37 +65,48 @@ template <typename Self> class AttendPhase : public MaskedPhase<Self> {
     using Base = MaskedPhase<Self>;
     template <typename T> using In = GeneratorInput<T>;
     template <typename T> using Out = GeneratorOutput<T>;
-    using Base::dk, Base::dv, Base::q, Base::k, Base::panel, Base::kv_type;
+    using Base::dk, Base::dv, Base::q, Base::k, Base::panel, Base::kv_type, Base::pairs;
 
-    In<Buffer<float, 2>> query{"query"};                        // (d, r): scaled, zero padded to whole tiles
+    In<Buffer<>> query{"query"};                                // (d, r): scaled, zero padded to whole tiles
     In<Buffer<>> key{"key"};                                    // packed (j in panel, d, panel), or raw (d, j)
     In<Buffer<>> value{"value"};                                // (c, j)
     In<int32_t> begin{"begin"}, end{"end"};                     // keys that some row sees lie in [begin, end)
     In<int32_t> full_begin{"full_begin"}, full_end{"full_end"}; // keys in [full_begin, full_end) are seen by every row
-    In<float> unit{"unit"}; // scores are in units of log2: 1; in natural units: log2 e
+    In<float> unit{"unit"};          // scores are in units of log2: 1; in natural units: log2 e
+    In<float> scale{"scale"};        // with pairs: what a sum of products is multiplied by
+    In<bool> exact_sum{"exact_sum"}; // with pairs: row_sum is that of the weights before they are rounded
     // With dv given: out (c, r), divided by the sum, 0 where no key is visible; row_max, row_sum (r). With dv at run
     // time: all of them (c, r), out not divided yet, so that they can be the state of a merge whose size the generated
     // code does not know.
     Out<Buffer<>> out{"out"}, row_max{"row_max"}, row_sum{"row_sum"};
 
     void configure() {
-        key.set_type(kv_type);
+        const Type half = UInt(16), two = UInt(32), plain = kv_type;
+        query.set_type(pairs ? two : Float(32));
+        query.set_dimensions(2);
+        key.set_type(!pairs ? plain : panel ? two : half);
         key.set_dimensions(panel ? 3 : 2);
-        value.set_type(kv_type);
+        value.set_type(!pairs ? plain : panel ? two : half);
         value.set_dimensions(2);
         for (auto *b : {&out, &row_max, &row_sum})
             b->set_type(Float(32)), b->set_dimensions(b == &out || dv == 0 ? 2 : 1);
     }
 
   protected:
-    // Features of Q and K, and of V and O, as the schedule may rely on them.
-    Expr dk_extent() { return dk ? Expr(int(dk)) : Expr(query.dim(0).extent()); }
+    // Features of Q and K (or pairs of them), and of V and O, as the schedule may rely on them.
+    Expr dk_extent() { return dk ? Expr(per_term(dk)) : Expr(query.dim(0).extent()); }
+    // Of so many features or keys, the terms of a sum: each one, or pairs.
+    int per_term(int n) const { return pairs ? n / 2 : n; }
+    // What is multiplied: a number of K or V, or a pair of them.
+    Expr factor(const Expr &x) const { return pairs ? x : cast<float>(x); }
+    // A sum of products as a score.
+    Expr scaled(const Expr &sum) const { return pairs ? sum * scale : sum; }
     Expr dv_extent() { return dv ? Expr(int(dv)) : Expr(out.dim(0).extent()); }
 
     // What the runtime promises of the buffers. Violations are undefined behaviour: the adapter asserts each in its own
     // code.
     void promise_layout() {
-        const int d = dk, c = dv, rows = q;
+        const int d = per_term(dk), c = dv, rows = q;
         query.dim(0).set_min(0).set_stride(1);
         query.dim(1).set_bounds(0, rows);
         if (d) query.dim(0).set_extent(d), query.dim(1).set_stride(d);

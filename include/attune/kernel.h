@@ -49,7 +49,11 @@ enum {
     ATTUNE_TRAIT_OWN_THREADS = 1u << 0, /* the kernel brings its own parallel loops: called with all tasks at once */
     ATTUNE_TRAIT_QUADRATIC = 1u << 1,   /* O(N*M) memory */
     ATTUNE_TRAIT_STRICT = 1u << 2,      /* the strict variant: keeps NaN and guards every product */
-    ATTUNE_TRAIT_ON_REQUEST = 1u << 3 /* the planner takes it only when asked for by name (steps of a demonstration) */
+    ATTUNE_TRAIT_ON_REQUEST = 1u << 3, /* the planner takes it only when asked for by name (steps of a demonstration) */
+    /* What it takes of f32, bf16 and f16, whichever q_dtype, kv_dtype and o_dtype say that it computes in. */
+    ATTUNE_TRAIT_ANY_Q = 1u << 4,
+    ATTUNE_TRAIT_ANY_KV = 1u << 5,
+    ATTUNE_TRAIT_ANY_O = 1u << 6
 };
 
 /* What an assembler says of one function of a device kernel, for one architecture. */

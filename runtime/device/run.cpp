@@ -1,5 +1,6 @@
 #include "run.h"
 
+#include "convert.h"
 #include "device.h"
 #include "staging.h"
 #include "status.h"
@@ -34,7 +35,7 @@ struct Span {
             reversed = reversed || t.stride[i] < 0;
             fits = fits && t.stride[i] <= kMaxIndex && t.stride[i] >= -kMaxIndex;
         }
-        const int bytes = t.dtype == ATTUNE_F32 ? 4 : t.dtype == ATTUNE_U8 ? 1 : 2;
+        const int bytes = int(bytes_of(t.dtype));
         fits = fits && (high - low + 1) * bytes < kMaxIndex - 2 * kAlign;
         below = fits ? int64_t(-low) : 0;
     }
@@ -144,7 +145,7 @@ attune_status run(const attune_kernel &k, const attune_args &args, double *secon
         // An output starts where its buffer's view does: at a multiple of kAlign where handles are no addresses.
         Place place;
         locate(device, n.tensor->data, place);
-        const int64_t batch = n.tensor->stride[0] * (n.tensor->dtype == ATTUNE_F32 ? 4 : 2);
+        const int64_t batch = n.tensor->stride[0] * bytes_of(n.tensor->dtype);
         const bool aligned = b.has_pointers() || (place.offset % kAlign == 0 && !(by_batch && batch % kAlign));
         if (!aligned || Span(*n.tensor).reversed)
             if (attune_status s = staging.detour(*n.tensor)) return s;

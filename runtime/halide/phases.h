@@ -24,6 +24,7 @@ struct KernelMeta {
     int64_t split_keys; // keys of one split; 0: the key axis is not split
     bool keeps_scores;  // all N * M scores lie in the shared memory
     bool whole;         // one call does a whole batch element
+    bool pairs;         // multiplies pairs of bf16: see ../pairs.h
 };
 
 // Memory that a Halide function takes for itself: on the stack, and through halide_malloc: heap + per_key * M +
@@ -41,7 +42,8 @@ using PackFn = int (*)(void *, halide_buffer_t *key, halide_buffer_t *packed, ha
         int32_t rows_per_head, int32_t num_rows, int32_t num_keys
 using AttendFn = int (*)(void *, ATTUNE_MASK_ARGUMENTS, halide_buffer_t *query, halide_buffer_t *key,
                          halide_buffer_t *value, int32_t begin, int32_t end, int32_t full_begin, int32_t full_end,
-                         float unit, halide_buffer_t *out, halide_buffer_t *row_max, halide_buffer_t *row_sum);
+                         float unit, float scale, bool exact_sum, halide_buffer_t *out, halide_buffer_t *row_max,
+                         halide_buffer_t *row_sum);
 using MaskFn = int (*)(void *, ATTUNE_MASK_ARGUMENTS, halide_buffer_t *raw, halide_buffer_t *masked);
 using ScoreFn = int (*)(void *, halide_buffer_t *query, halide_buffer_t *key, halide_buffer_t *scores);
 using SoftmaxFn = int (*)(void *, halide_buffer_t *scores, float unit, halide_buffer_t *weights,
@@ -80,6 +82,15 @@ size_t scratch_bytes(const KernelMeta &meta, const Memory &memory, const attune_
     }
 ATTUNE_PHASE_KINDS(ATTUNE_INSTANCE)
 #undef ATTUNE_INSTANCE
+
+// A phase with a function for each type of K and V, which it reads in place.
+template <attune_dtype a, attune_phase_fn of_a, attune_dtype b, attune_phase_fn of_b, attune_dtype c,
+          attune_phase_fn of_c>
+int by_kv(const attune_args *args, int64_t begin, int64_t end, void *scratch) {
+    static_assert(a != b && b != c && c != a);
+    const attune_dtype kv = args->problem->kv_dtype;
+    return (kv == a ? of_a : kv == b ? of_b : of_c)(args, begin, end, scratch);
+}
 
 template <const KernelMeta &meta> size_t kernel_shared_bytes(const attune_problem *p) {
     return shared_bytes(meta, *p);

@@ -24,8 +24,8 @@ template <typename T> Memref<T, 1> dense(T *data, int64_t n) {
 // The shared part of the workspace: packed K, and V where it has to be copied.
 Packed packed_of(const KernelMeta &meta, const attune_problem &p, void *memory, size_t *bytes = nullptr) {
     const int64_t panels = ceil_div(p.M, meta.panel), chunks = ceil_div(panels, kPackChunk);
-    Packed s{meta.dk, meta.dv, meta.panel, panels, chunks, meta.dv != p.dv || (p.flags & ATTUNE_STRIDED_V) != 0,
-             false,   nullptr, nullptr,    nullptr};
+    const bool packs_values = meta.dv != p.dv || p.flags & ATTUNE_STRIDED_V || p.kv_dtype != ATTUNE_F32;
+    Packed s{meta.dk, meta.dv, meta.panel, panels, chunks, packs_values, false, nullptr, nullptr, nullptr};
     Pieces pieces(memory);
     s.keys = pieces.take<float>(panels * meta.panel * meta.dk);
     s.bits = pieces.take<int32_t>(chunks);
@@ -35,7 +35,7 @@ Packed packed_of(const KernelMeta &meta, const attune_problem &p, void *memory, 
 }
 
 struct Scratch {
-    float *query, *out, *row_max, *row_sum, *slope, *strip;
+    float *query, *out, *row_max, *row_sum, *slope, *strip, *widened;
     int32_t *lo, *hi, *position;
     int64_t *mask_rows, *bias_rows;
     int64_t strip_floats;
@@ -55,6 +55,7 @@ struct Scratch {
         bias_rows = pieces.take<int64_t>(meta.q);
         strip_floats = meta.strip ? meta.q * round_up(p.M, meta.panel) : 0;
         strip = pieces.take<float>(strip_floats);
+        widened = pieces.take<float>(widened_floats(p, meta.panel));
         used = pieces.used();
     }
 };
@@ -99,7 +100,7 @@ int64_t pack_tasks(const KernelMeta &meta, const attune_args &args) {
     return ceil_div(ceil_div(args.problem->M, meta.panel), kPackChunk);
 }
 
-int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t begin, int64_t end) {
+int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t begin, int64_t end, void *scratch) {
     struct Context {
         PackFn fn;
         int64_t dk, panel;
@@ -115,9 +116,10 @@ int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t beg
     };
     const attune_tensor &k = args.tensors->k;
     const Packed packed = packed_of(meta, *args.problem, args.shared);
+    float *const widened = Scratch(meta, *args.problem, scratch).widened;
     const int64_t max_extent = ascending(k, 2) && ascending(k, 3) ? kMax64 : 0;
     for (int64_t task = begin; task < end; task++)
-        if (int error = pack_chunk(args, packed, task, max_extent, whole, &context)) return error;
+        if (int error = pack_chunk(args, packed, task, max_extent, whole, &context, widened)) return error;
     return 0;
 }
 

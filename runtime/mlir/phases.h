@@ -46,7 +46,7 @@ using AttendFn = void (*)(const Memref<float, 2> *query, const Memref<float, 3> 
                           int64_t use_bias, int64_t use_mask, float softcap, float unit, int64_t rows);
 
 int64_t pack_tasks(const KernelMeta &meta, const attune_args &args);
-int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t begin, int64_t end);
+int pack(const KernelMeta &meta, PackFn fn, const attune_args &args, int64_t begin, int64_t end, void *scratch);
 int64_t attend_tasks(const KernelMeta &meta, const attune_args &args);
 int attend(const KernelMeta &meta, AttendFn fn, const attune_args &args, int64_t begin, int64_t end, void *scratch);
 
@@ -55,8 +55,8 @@ size_t scratch_bytes(const KernelMeta &meta, const attune_problem &problem);
 
 // One instance for each phase of each kernel.
 template <const KernelMeta &meta, PackFn fn>
-int pack_phase(const attune_args *args, int64_t begin, int64_t end, void *) {
-    return pack(meta, fn, *args, begin, end);
+int pack_phase(const attune_args *args, int64_t begin, int64_t end, void *scratch) {
+    return pack(meta, fn, *args, begin, end, scratch);
 }
 template <const KernelMeta &meta, AttendFn fn>
 int attend_phase(const attune_args *args, int64_t begin, int64_t end, void *scratch) {

@@ -14,7 +14,7 @@ inline Accumulation matmul(const std::string &name, const std::vector<Var> &dims
                            const Expr &right) {
     Accumulation o{Func(name), dom};
     o.acc(dims) = 0.0f;
-    o.acc(dims) += left * right;
+    o.acc(dims) = multiply_add(o.acc(dims), left, right);
     return o;
 }
 

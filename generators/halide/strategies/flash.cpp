@@ -8,6 +8,9 @@
 // them. An update runs through its whole reduction domain before the next one starts, hence two chains: whole blocks
 // without any mask, clamp or bound (a mask on every score costs 7 %), then the blocks at the edges of the visible range
 // and, when a mask or a bias is given, all of them. An edge block computes only the panels of keys that some row sees.
+//
+// In bf16 (`pairs`) the two matmuls take pairs; scores, softmax and the state are f32 as ever. Q and K are multiplied
+// as they are, and the scale comes in where a factor is due anyway: in the exponent, of a whole block.
 #include "phases.h"
 #include "space.h"
 #include "stages/matmul.h"
@@ -40,22 +43,37 @@ class FlashAttend : public AttendPhase<FlashAttend> {
                 name + "_score", {j, p, r, kb}, dk_extent(),
                 [&](const Expr &d) {
                     const Expr at = kb * panels + p;
-                    return cast<float>(key(j, d, edge ? min(at, num_panels - 1) : at));
+                    return factor(key(j, d, edge ? min(at, num_panels - 1) : at));
                 },
                 [&](const Expr &d) { return query(d, r); });
             const Expr s = x.score.acc(j, p, r, kb);
             x.masked = Func(name + "_masked");
-            x.masked(j, p, r, kb) = edge ? masked_score(rows, s, j, kb * panels + p, r) : s;
+            x.masked(j, p, r, kb) = edge ? masked_score(rows, scaled(s), j, kb * panels + p, r) : s;
             RDom strip(0, panels, name + "_panels");
             if (edge) strip.where(strip.x >= first && strip.x < limit);
-            x.softmax =
-                softmax(name, x.masked, {j, p, r, kb}, panel, strip, edge ? Expr(unit) : Expr(),
-                        [&](const Expr &s, const Expr &w) { return edge ? select(is_visible(s), w, 0.0f) : w; });
-            RDom t(0, panel, 0, panels, name + "_t");
+            RDom exact;
+            if (pairs) { // exact_sum in the condition as well would have all panels of an edge block computed
+                exact = RDom(0, select(exact_sum, panels, 0), name + "_exact");
+                if (edge) exact.where(exact.x >= first && exact.x < limit);
+            }
+            x.softmax = softmax(
+                name, x.masked, {j, p, r, kb}, panel, strip,
+                edge    ? Expr(unit)
+                : pairs ? Expr(scale)
+                        : Expr(),
+                [&](const Expr &s, const Expr &w) { return edge ? select(is_visible(s), w, 0.0f) : w; },
+                exp2_nonpositive, exact, pairs && !edge);
+            const Func maximum = x.softmax.max;
+            x.max = [this, edge, maximum](const Expr &r, const Expr &kb) {
+                return edge ? Expr(maximum(r, kb)) : scaled(maximum(r, kb));
+            };
+            const int terms = per_term(panel);
+            RDom t(0, terms, 0, panels, name + "_t");
             if (edge) t.where(t.y >= first && t.y < limit);
-            const Expr term = block + t.y * panel + t.x;
-            x.product = matmul(name + "_product", {c, r, kb}, t, x.softmax.weight(t.x, t.y, r, kb),
-                               cast<float>(value(c, edge ? safe_key(rows, term) : term)));
+            const Expr term = (kb * panels + t.y) * terms + t.x;
+            x.product = matmul(name + "_product", {c, r, kb}, t,
+                               pairs ? x.softmax.pair_at(t.x, {t.y, r, kb}) : x.softmax.weight(t.x, t.y, r, kb),
+                               factor(value(c, edge && !pairs ? safe_key(rows, term) : term))); // pairs are padded
             x.tile = Func(name + "_tile");
             x.tile(c, r, kb) = x.product.acc(c, r, kb);
             return x;
@@ -88,37 +106,57 @@ class FlashAttend : public AttendPhase<FlashAttend> {
         Accumulation score, product;
         Func masked, tile;
         Softmax softmax;
+        std::function<Expr(Expr r, Expr kb)> max; // the row maximum in the units of the state
     };
     Var j{"j"}, p{"p"}, r{"r"}, c{"c"}, kb{"kb"}, e{"e"};
     Var jo{"jo"}, ji{"ji"}, ro{"ro"}, ri{"ri"}, co{"co"}, ci{"ci"};
-    Func merged{"merged"}, inverse{"inverse"};
+    Func merged{"merged"}, inverse{"inverse"}, sum{"sum"}, exact_total{"exact_total"};
 
     // The merge state for a given dv: lane e of chunk x is feature x * lanes + e; m and l are the same in all lanes.
+    // With pairs there are two l, of the rounded weights and of the exact ones, each the sum of its lanes: no block has
+    // to add these up.
     void merge_fixed(const Chain &whole, const Chain &edge, const RDom &whole_dom, const RDom &edge_dom,
                      const Expr &edge_block) {
         const int v = lanes(), chunks = dv / v, q = this->q;
         std::vector<Expr> state(chunks, 0.0f);
         state.push_back(kInvisible);
         state.push_back(0.0f);
+        if (pairs) state.push_back(0.0f);
         merged(e, r) = Tuple(state);
         auto merge = [&](const Chain &x, const Expr &block, const Expr &u) {
             const FuncRef old = merged(e, r);
-            const Merged m = merge_maxima(old[chunks], x.softmax.max(r, block), u);
+            const Merged m = merge_maxima(old[chunks], x.max(r, block), u);
             for (int i = 0; i < chunks; i++) state[i] = old[i] * m.keep + x.tile(e + i * v, r, block) * m.add;
             state[chunks] = m.max;
-            state[chunks + 1] = old[chunks + 1] * m.keep + x.softmax.sum(r, block) * m.add;
+            const auto lanes_of = [&](const Func &f, int n) {
+                Expr sum = f(e, r, block);
+                for (int i = v; i < n; i += v) sum += f(e + i, r, block);
+                return sum;
+            };
+            const Expr l = pairs ? lanes_of(x.softmax.lane_sum, panel / 2) : Expr(x.softmax.sum(r, block));
+            state[chunks + 1] = old[chunks + 1] * m.keep + l * m.add;
+            if (pairs) state[chunks + 2] = old[chunks + 2] * m.keep + lanes_of(x.softmax.exact_lanes, panel) * m.add;
             merged(e, r) = Tuple(state);
         };
         merge(whole, whole_dom.x, Expr());
         merge(edge, edge_block, unit);
 
-        const Expr l = merged(0, r)[chunks + 1];
+        Expr l = merged(0, r)[chunks + 1];
+        if (pairs) {
+            RDom lane(0, v, "lane");
+            for (auto [f, part] : {std::pair{&sum, chunks + 1}, {&exact_total, chunks + 2}}) {
+                (*f)(r) = 0.0f;
+                (*f)(r) += merged(lane, r)[part];
+                f->compute_root().store_in(MemoryType::Stack).bound(r, 0, q).update().atomic().vectorize(lane);
+            }
+            l = sum(r);
+        }
         inverse(r) = select(l > 0.0f, 1.0f / l, 0.0f);
         Expr o = merged(c % v, r)[0];
         for (int i = 1; i < chunks; i++) o = select(c / v == i, merged(c % v, r)[i], o);
         out(c, r) = o * inverse(r);
         row_max(r) = merged(0, r)[chunks];
-        row_sum(r) = l;
+        row_sum(r) = pairs ? select(exact_sum, exact_total(r), l) : l;
 
         merged.store_in(MemoryType::Stack).bound(e, 0, v).bound(r, 0, q).vectorize(e);
         merged.update(0).reorder(e, r, whole_dom.x).vectorize(e);
@@ -160,7 +198,11 @@ class FlashAttend : public AttendPhase<FlashAttend> {
         // A block's scores lie panel by panel, rows within: a row stride of the whole block would put all rows of a
         // tile into the same L1 set when k is a power of two.
         auto panelled = [&](Func f) {
-            in_block(f).bound(j, 0, panel).bound(r, 0, q).reorder_storage(j, r, p, kb);
+            in_block(f).bound(j, 0, panel).bound(r, 0, q);
+            if (pairs)
+                f.reorder_storage(j, p, r, kb);
+            else
+                f.reorder_storage(j, r, p, kb);
             if (edge)
                 f.bound_storage(p, panels);
             else
@@ -175,9 +217,14 @@ class FlashAttend : public AttendPhase<FlashAttend> {
 
         Softmax &s = x.softmax;
         panelled(s.weight);
-        s.weight.reorder(j, r, p).vectorize(j, v).unroll(j);
-        for (Func f : {s.lane_max, s.lane_sum}) in_block(f).bound(s.lane, 0, panel).bound(r, 0, q);
+        if (pairs)
+            s.weight.reorder(j, p, r).vectorize(j, 2 * v).unroll(j);
+        else
+            s.weight.reorder(j, r, p).vectorize(j, v).unroll(j);
+        in_block(s.lane_max).bound(s.lane, 0, panel).bound(r, 0, q);
+        in_block(s.lane_sum).bound(s.lane, 0, per_term(panel)).bound(r, 0, q);
         for (Func f : {s.max, s.sum}) in_block(f).bound(r, 0, q);
+        if (pairs) in_block(s.exact_lanes).bound(s.lane, 0, panel).bound(r, 0, q), in_block(s.exact).bound(r, 0, q);
         schedule_rows(s, r, v);
 
         in_block(x.tile).bound(r, 0, q);

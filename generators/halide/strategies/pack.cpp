@@ -1,6 +1,7 @@
 // pack_keys: K in the layout that Q K^T reads, made once for each (batch, kv head): panels of `panel` keys, transposed,
 // so that the inner loop reads one dense vector of keys for each feature (a plain transpose would have a stride of 4 M
 // bytes).
+// In bf16 a panel holds, for each pair of features, the pair of each key.
 //
 // It also reports whether a NaN or an infinity took part, by an integer maximum over the bits: the fast kernels run
 // under no-NaN rules, and the runtime gives such heads to the strict code. Ragged ends (keys past M, features past dk)
@@ -19,9 +20,11 @@ class PackKeys : public Generator<PackKeys> {
     Output<Buffer<int32_t, 1>> bits{"bits"}; // (panel): the largest value without its sign bit, as an integer
 
     void configure() {
-        key.set_type(kv_type);
+        // Two bf16 are moved as one: d counts pairs of features then.
+        const Type type = kv_type;
+        key.set_type(type == BFloat(16) ? UInt(32) : type);
         key.set_dimensions(2);
-        packed.set_type(kv_type);
+        packed.set_type(type == BFloat(16) ? UInt(32) : type);
         packed.set_dimensions(3);
     }
 
@@ -56,8 +59,9 @@ class PackKeys : public Generator<PackKeys> {
     Func lanes{"lanes"};
 
     static Expr magnitude(const Expr &x) {
-        if (x.type().bits() == 32) return reinterpret<int>(x) & 0x7fffffff;
-        return cast<int>(reinterpret<uint16_t>(x) & Expr(uint16_t(0x7fff)));
+        if (x.type() == Float(32)) return reinterpret<int>(x) & 0x7fffffff;
+        const Expr first = x & Expr(uint32_t(0x7fff)), second = x >> 16 & Expr(uint32_t(0x7fff)); // of a pair
+        return cast<int>(max(first, second) << 16);
     }
 };
 

@@ -9,6 +9,8 @@
 // 22, half rows 21 instead of 31, and prefetching loses 20 %. So a score is a dot product along d: one partial sum for
 // each lane, all rows of the tile for every row of K (the query heads of a group share it), and 16 keys' lanes are
 // transposed and folded together.
+//
+// In bf16 (`pairs`) the dot product takes pairs of features, and P V pairs of rows of V, interleaved in registers.
 #include "phases.h"
 #include "space.h"
 #include "stages/matmul.h"
@@ -31,20 +33,26 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         // vectors; the last, ragged vector of a row of K is read with clamped indices, so that nothing is read past the
         // end.
         const Expr dk_real = key.dim(0).extent();
-        auto k_row = [&](const Expr &d) { return cast<float>(key(d, safe_key(rows, p * group + j))); };
-        RDom whole(0, dk ? Expr(dk / v) : dk_real / v, "chunk");
+        const Expr vector = pairs ? 2 * v : v; // features
+        auto k_row = [&](const Expr &d, bool clamped) {
+            auto at = [&](const Expr &d) {
+                return key(clamped ? min(d, dk_real - 1) : d, safe_key(rows, p * group + j));
+            };
+            return pairs ? pair(at(2 * d), at(2 * d + 1)) : cast<float>(at(d));
+        };
+        RDom whole(0, dk ? Expr(per_term(dk) / v) : dk_real / vector, "chunk");
         dots(l, j, p, r) = 0.0f;
-        dots(l, j, p, r) += k_row(whole * v + l) * query(whole * v + l, r);
-        RDom ragged(0, dk ? Expr(0) : (dk_real + v - 1) / v - dk_real / v, "ragged");
+        dots(l, j, p, r) = multiply_add(dots(l, j, p, r), k_row(whole * v + l, false), query(whole * v + l, r));
+        RDom ragged(0, dk ? Expr(0) : (dk_real + vector - 1) / vector - dk_real / vector, "ragged");
         if (!dk) {
-            const Expr d = (dk_real / v + ragged) * v + l;
-            dots(l, j, p, r) += k_row(min(d, dk_real - 1)) * query(d, r);
+            const Expr d = (dk_real / vector + ragged) * v + l;
+            dots(l, j, p, r) = multiply_add(dots(l, j, p, r), k_row(d, true), query(d, r));
         }
         copied(l, j, p, r) = dots(l, j, p, r);
         RDom fold(0, v, "fold");
         score(j, p, r) = 0.0f;
         score(j, p, r) += copied(fold, j, p, r);
-        masked(j, p, r) = masked_score(rows, score(j, p, r), (p * group) % k + j, p * group / k, r);
+        masked(j, p, r) = masked_score(rows, scaled(score(j, p, r)), (p * group) % k + j, p * group / k, r);
 
         // Nobody has looked at K, and a maximum may drop a NaN: the largest magnitude among the scores, as an integer,
         // tells.
@@ -55,27 +63,35 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         largest(r) = 0;
         largest(r) = max(largest(r), magnitude(keys, r));
 
-        Softmax soft = softmax("row", masked, {j, p, r}, group, RDom(first, count, "strip"), unit,
-                               [&](const Expr &s, const Expr &w) { return select(is_visible(s), w, 0.0f); });
-        RDom t(0, group, first, count, "t");
+        RDom exact;
+        if (pairs) exact = RDom(first, select(exact_sum, count, 0), "exact");
+        Softmax soft = softmax(
+            "row", masked, {j, p, r}, group, RDom(first, count, "strip"), unit,
+            [&](const Expr &s, const Expr &w) { return select(is_visible(s), w, 0.0f); }, exp2_nonpositive, exact);
+        RDom t(0, per_term(group), first, count, "t");
         const Expr feature =
             dv ? Expr(c) : min(likely(c), value.dim(0).extent() - 1); // the output is padded to whole vectors, V is not
-        Accumulation product = matmul("product", {c, r}, t, soft.weight(t.x, t.y, r),
-                                      cast<float>(value(feature, safe_key(rows, t.y * group + t.x))));
+        auto v_at = [&](const Expr &j) { return value(feature, safe_key(rows, t.y * group + j)); };
+        Accumulation product =
+            pairs ? matmul("product", {c, r}, t, soft.pair_at(t.x, {t.y, r}), pair(v_at(2 * t.x), v_at(2 * t.x + 1)))
+                  : matmul("product", {c, r}, t, soft.weight(t.x, t.y, r), cast<float>(v_at(t.x)));
         // A NaN sum is how the runtime learns of it.
         auto told = [&](const Expr &sum) {
             return reinterpret<float>(select(largest(r) >= 0x7f800000, 0x7fc00000, reinterpret<int>(sum)));
         };
-        if (dv) {
+        const Expr sum = pairs ? select(exact_sum, soft.exact(r), soft.sum(r)) : Expr(soft.sum(r));
+        if (bool(dv) || bool(pairs)) {
             inverse(r) = select(soft.sum(r) > 0.0f, 1.0f / soft.sum(r), 0.0f);
+            inverse.compute_root().store_in(MemoryType::Stack).bound(r, 0, q);
+        }
+        if (dv) {
             out(c, r) = product.acc(c, r) * inverse(r);
             row_max(r) = soft.max(r);
-            row_sum(r) = told(soft.sum(r));
-            inverse.compute_root().store_in(MemoryType::Stack).bound(r, 0, q);
+            row_sum(r) = told(sum);
         } else {
-            out(c, r) = product.acc(c, r);
+            out(c, r) = pairs ? product.acc(c, r) * inverse(r) : Expr(product.acc(c, r));
             row_max(c, r) = soft.max(r);
-            row_sum(c, r) = told(soft.sum(r));
+            row_sum(c, r) = told(sum);
             for (Func f : {Func(row_max), Func(row_sum)}) f.vectorize(c, v, TailStrategy::RoundUp);
         }
 
@@ -109,10 +125,13 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         largest.compute_root().store_in(MemoryType::Stack).bound(r, 0, q).update().atomic().vectorize(keys);
         masked.reorder(j, r, p).vectorize(j, v).unroll(j);
         specialize_for_tensors(masked, rows);
-        soft.weight.reorder(j, r, p).vectorize(j, v).unroll(j);
-        for (Func f : {soft.lane_max, soft.lane_sum})
-            f.compute_root().store_in(MemoryType::Stack).bound(soft.lane, 0, group).bound(r, 0, q);
-        for (Func f : {soft.max, soft.sum}) f.compute_root().store_in(MemoryType::Stack).bound(r, 0, q);
+        const int pair_vector = pairs ? 2 * v : v;
+        soft.weight.reorder(j, r, p).vectorize(j, pair_vector).unroll(j);
+        auto on_stack = [&](Func f) { return f.compute_root().store_in(MemoryType::Stack).bound(r, 0, q); };
+        on_stack(soft.lane_max).bound(soft.lane, 0, group);
+        on_stack(soft.lane_sum).bound(soft.lane, 0, per_term(group));
+        on_stack(soft.max), on_stack(soft.sum);
+        if (pairs) on_stack(soft.exact_lanes).bound(soft.lane, 0, group), on_stack(soft.exact);
         schedule_rows(soft, r, v);
         // All features and all rows for one row of V; where these are more accumulators than registers (d 128, 4 rows:
         // 32), two passes over V would be slower than the spills (26.7 against 30.8 GB/s).
@@ -122,7 +141,8 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
             o.bound(c, 0, int(dv)).vectorize(c, v).unroll(c).unroll(r);
             product.acc.compute_root().store_in(MemoryType::Stack).bound(c, 0, int(dv)).bound(r, 0, q);
             product.acc.vectorize(c, v).unroll(c).unroll(r);
-            product.acc.update().reorder(c, r, t.x, t.y).vectorize(c, v).unroll(c).unroll(r);
+            // Two whole vectors of bf16 become two of pairs.
+            product.acc.update().reorder(c, r, t.x, t.y).vectorize(c, pair_vector).unroll(c).unroll(r);
         } else {
             o.reorder(r, c).vectorize(c, v, TailStrategy::RoundUp).unroll(r);
             product.acc.compute_at(o, c).vectorize(c, v).unroll(r);
