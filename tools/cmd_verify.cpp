@@ -21,7 +21,7 @@ namespace {
 
 struct VerifyOptions {
     CommonOptions common;
-    std::vector<std::string> kernels;
+    std::vector<std::string> kernels, dtypes;
     int64_t random = 0;
     bool keep_going = false, verbose = false;
 };
@@ -115,6 +115,7 @@ class RandomRun {
         space_ = claimed_space(filter, unclaimed);
         if (space_.dtypes.empty())
             fail("--random: no kernel is left after --strategy, --kernel and --device; expected at least one");
+        keep_types(options.dtypes);
         if (!unclaimed.empty()) fmt::print("left out, as no kernel does it: {}\n", unclaimed);
     }
 
@@ -136,6 +137,17 @@ class RandomRun {
     }
 
   private:
+    void keep_types(const std::vector<std::string> &names) {
+        const auto known = [](const std::string &name) { return name == "f32" || name == "bf16" || name == "f16"; };
+        for (const std::string &name : names)
+            if (!known(name)) fail("--dtype={}: expected f32, bf16 or f16", name);
+        const auto kept = [&names](attune_dtype t) {
+            return names.empty() || std::find(names.begin(), names.end(), dtype_name(t)) != names.end();
+        };
+        std::erase_if(space_.dtypes, [&](const auto &t) { return !kept(t.first) || !kept(t.second); });
+        if (space_.dtypes.empty()) fail("--dtype={}: no kernel takes these", fmt::join(names, ","));
+    }
+
     struct Tally {
         int64_t runs = 0, wrong = 0;
         double worst = 0; // error / bound
@@ -257,15 +269,20 @@ void add_verify(CLI::App &app, Status &status) {
         ->delimiter(',')
         ->allow_extra_args(false);
     command->add_option("--random", options->random, "Number of random cases, from --seed on")->type_name("N");
+    command->add_option("--dtype", options->dtypes, "With --random: only these types of Q, K, V and O (f32, bf16, f16)")
+        ->type_name("TYPE")
+        ->delimiter(',')
+        ->allow_extra_args(false);
     command->add_flag("--keep-going", options->keep_going, "With --random: do not stop at the first failing case");
     command->add_flag("--verbose", options->verbose, "List every kernel that cannot do a case, with its reason");
     command->footer(
         "Each kernel's output is compared with an independent float64 computation; the bound is twice the error of\n"
-        "the plain f32 stages plus a few units in the last place. Arrays lie against unreadable pages, and keys that\n"
+        "the plain stages in the case's type plus a few units in the last place. Arrays lie against unreadable pages, "
+        "and keys that\n"
         "no row may see hold NaN for every third seed. Random cases run in parallel, one on each core. Exit status 1 "
         "if anything is wrong.\n\n"
         "  attune verify --case f32:b2:h8/2:n100:m333:d64:causal-br\n"
-        "  attune verify --random 500 --seed 7 --strategy flash\n\n" +
+        "  attune verify --random 500 --seed 7 --strategy flash --dtype bf16,f16\n\n" +
         case_syntax());
     command->callback([options, &status] { run_verify(*options, status); });
 }

@@ -89,10 +89,6 @@ const std::vector<Mutation> kWrongProblems = {
     {"options.strategy",
      [](Call &c) { c.options.strategy = "flush"; },
      {"options.strategy is 'flush'", "expected one of"}},
-    {"no kernel for the types",
-     [](Call &c) { c.p.q_dtype = ATTUNE_F16, c.p.o_dtype = ATTUNE_BF16; },
-     {"no kernel", "f32"},
-     ATTUNE_UNSUPPORTED},
 };
 
 // Changes that attune_run has to find.

@@ -68,10 +68,19 @@ const std::vector<const attune_kernel *> &kernels_of_all_types() {
     return kernels;
 }
 
+attune_dtype type_under_test() {
+    static const attune_dtype dtype = [] {
+        const char *name = std::getenv("ATTUNE_TEST_DTYPE");
+        return name && *name ? parse_case(std::string(name) + ":n1:d1").dtype : ATTUNE_F32;
+    }();
+    return dtype;
+}
+
 const std::vector<const attune_kernel *> &kernels_under_test() {
     static const std::vector<const attune_kernel *> kernels = [] {
         auto some = kernels_of_all_types();
-        std::erase_if(some, [](const attune_kernel *k) { return k->q_dtype != ATTUNE_F32; });
+        const attune_dtype type = type_under_test();
+        std::erase_if(some, [type](const attune_kernel *k) { return !takes_types(*k, type, type); });
         return some;
     }();
     return kernels;
@@ -86,12 +95,17 @@ void ContractTest::SetUp() {
     if (const std::string why = device_missing(); !why.empty()) GTEST_SKIP() << why;
     if (device_under_test() == ATTUNE_CPU && attune_isa() != isa_under_test() && std::getenv("ATTUNE_ISA"))
         GTEST_SKIP() << "this CPU lacks " << isa_under_test() << "; it offers " << attune_isa() << " at most";
-    ASSERT_FALSE(kernels_under_test().empty()) << "no kernel of the registry is built for " << isa_under_test();
+    ASSERT_FALSE(kernels_under_test().empty())
+        << "no kernel of the registry is built for " << isa_under_test() << " and " << dtype_name(type_under_test());
+}
+
+Case typed(Case c) {
+    if (c.dtype == ATTUNE_F32 && c.kv_dtype == ATTUNE_F32) c.dtype = c.kv_dtype = type_under_test();
+    return c;
 }
 
 Case adapt(Case c, const attune_kernel &k) {
-    c.dtype = k.q_dtype;
-    c.kv_dtype = k.kv_dtype;
+    c = typed(std::move(c));
     c.dk = std::clamp(c.dk, std::max<int64_t>(k.dk_min, 1), k.dk_max);
     if (c.dv > 0) c.dv = std::clamp(c.dv, std::max<int64_t>(k.dv_min, 1), k.dv_max);
     if (c.N > 0) c.N = std::max(c.N, k.n_min);
@@ -109,7 +123,7 @@ std::vector<Group> groups(const Case &c, Fit fit) {
     const bool stretch = fit == Fit::sizes || (fit == Fit::sizes_twice && stretched < 2);
     bool stretched_now = false;
     for (const attune_kernel *k : kernels_under_test()) {
-        const Case mine = fit == Fit::stated ? c : adapt(c, *k);
+        const Case mine = fit == Fit::stated ? typed(c) : adapt(c, *k);
         const bool longer = mine.N != c.N || mine.M != c.M || mine.Hq != c.Hq;
         if (longer && !stretch) continue;
         attune_problem p = to_problem(mine);

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <gtest/gtest.h>
 #include <string>
@@ -39,9 +40,18 @@ std::string device_missing();
 // The ISA under test: ATTUNE_ISA, or the best one of the registry that this CPU has. On a device, what its kernels
 // have.
 const std::string &isa_under_test();
-// The registry's kernels of exactly that ISA on that device. Many tests state bounds for f32: other types are in
-// types_test.cpp, and in the random cases.
-const std::vector<const attune_kernel *> &kernels_under_test(); // of f32
+// The type of Q, K, V and O under test: ATTUNE_TEST_DTYPE (f32, bf16 or f16), or f32. Cases are stated in f32.
+attune_dtype type_under_test();
+// How much coarser its numbers are than those of f32: what a test allows for f32 times this is what it allows.
+inline double type_coarseness() {
+    return tools::dtype_epsilon(type_under_test()) / tools::dtype_epsilon(ATTUNE_F32);
+}
+// What a 16-bit result may be off by, being rounded; 0 for f32, whose tests state it all.
+inline double rounding_of(double x) {
+    return type_under_test() == ATTUNE_F32 ? 0 : tools::dtype_epsilon(type_under_test()) * std::abs(x);
+}
+// The registry's kernels of exactly that ISA on that device which take that type.
+const std::vector<const attune_kernel *> &kernels_under_test();
 const std::vector<const attune_kernel *> &kernels_of_all_types();
 // Keeps no N*M scores, and the planner may take it by itself: flash, rowstrip, split_kv, and what comes after them.
 bool is_fused(const attune_kernel &kernel);
@@ -52,7 +62,9 @@ class ContractTest : public ::testing::Test {
     void SetUp() override;
 };
 
-// The case with the types, features and least sizes that the kernel takes, as near as they are.
+// A case that is stated in f32 throughout, in the type under test; any other keeps its types.
+Case typed(Case c);
+// The same with the features and least sizes that the kernel takes, as near as they are.
 Case adapt(Case c, const attune_kernel &kernel);
 // How far a case may be changed to suit a kernel. Kernels for long problems only are dear, so that by default the first
 // two cases of a test are stretched to their sizes, and the others are left to the rest.

@@ -228,6 +228,9 @@ TEST_F(Contract_properties, twice_the_values) {
     for (const char *text : {"f32:b1:h2:n30:m70:d64:causal-br", "f32:b1:h2:n2:m1100:d40"})
         for (const Group &group : groups(parse_case(text))) {
             Bed plain(group.c, 1), twice(group.c, 1);
+            plain.v.each([&](int64_t b, int64_t h, int64_t j, int64_t d) { // so that no output is a denormal of f16
+                plain.v.set(b, h, j, d, 1024 * plain.v.get(b, h, j, d));
+            });
             twice.v.each([&](int64_t b, int64_t h, int64_t j, int64_t d) {
                 twice.v.set(b, h, j, d, 2 * plain.v.get(b, h, j, d));
             });

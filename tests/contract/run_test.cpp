@@ -296,7 +296,7 @@ TEST_F(Contract_3_15, bits_do_not_depend_on_the_order_of_tasks) {
             }
     // It was really used.
     Order order{Order::reverse};
-    Bed bed(parse_case("f32:b2:h4:n50:m50:d64"), 1);
+    Bed bed(typed(parse_case("f32:b2:h4:n50:m50:d64")), 1);
     attune_set_parallel_for(parallel_for, &order);
     for (const attune_kernel *k : kernels_under_test())
         if (is_fused(*k) && !attune_kernel_refuses(k, &bed.p)) run(*k, bed, {.threads = 2});

@@ -96,10 +96,18 @@ std::string default_device(attune_device device) {
 }
 
 std::string kernel_dtypes(const attune_kernel &k) {
-    std::string s(dtype_name(k.q_dtype));
+    std::string s(dtype_name(k.q_dtype)), any;
     if (k.kv_dtype != k.q_dtype) s += fmt::format(" (kv {})", dtype_name(k.kv_dtype));
     if (k.o_dtype != k.q_dtype) s += fmt::format(" (o {})", dtype_name(k.o_dtype));
-    return s;
+    for (const auto &[trait, name] :
+         {std::pair{ATTUNE_TRAIT_ANY_Q, "q"}, {ATTUNE_TRAIT_ANY_KV, "kv"}, {ATTUNE_TRAIT_ANY_O, "o"}})
+        if (k.traits & uint32_t(trait)) any += fmt::format("{}{}", any.empty() ? "" : ", ", name);
+    return any.empty() ? s : fmt::format("{} ({} any)", s, any);
+}
+
+bool takes_types(const attune_kernel &k, attune_dtype q, attune_dtype kv) {
+    return (k.q_dtype == q || k.traits & ATTUNE_TRAIT_ANY_Q) && (k.kv_dtype == kv || k.traits & ATTUNE_TRAIT_ANY_KV) &&
+           (k.o_dtype == q || k.traits & ATTUNE_TRAIT_ANY_O);
 }
 
 // Descriptors give their range as numbers; from here on it is as good as none.

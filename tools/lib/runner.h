@@ -43,8 +43,9 @@ struct KernelFilter {
 
 attune_device parse_device(const std::string &name);
 std::string device_name(attune_device device);
-std::string default_device(attune_device device);         // "OpenCL device NAME (DRIVER)", or why there is none
-std::string kernel_dtypes(const attune_kernel &kernel);   // "f32", or "f32 (kv bf16)"
+std::string default_device(attune_device device);       // "OpenCL device NAME (DRIVER)", or why there is none
+std::string kernel_dtypes(const attune_kernel &kernel); // "f32", "f32 (kv bf16)", or "bf16 (o any)"
+bool takes_types(const attune_kernel &kernel, attune_dtype q, attune_dtype kv); // with O as Q
 std::string kernel_features(const attune_kernel &kernel); // "64", "64/128", "57–64" (sizes in that range), "any"
 std::string first_line(const std::string &text);
 

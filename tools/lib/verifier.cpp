@@ -32,6 +32,8 @@ std::vector<Case> smaller_cases(const Case &c) {
         s.q_lens.clear();
         s.k_lens.clear();
     });
+    add([](Case &s) { s.dtype = s.kv_dtype = ATTUNE_F32; });
+    add([](Case &s) { s.kv_dtype = s.dtype; });
     add([](Case &s) { s.layout = Layout::bhsd; });
     add([](Case &s) { s.scale.reset(); });
     add([](Case &s) { s.softcap.reset(); });
@@ -127,6 +129,7 @@ CaseSpace claimed_space(const KernelFilter &filter, std::string &unclaimed) {
     space.flags = 0;
     space.window = space.gqa = false;
     std::set<std::pair<attune_dtype, attune_dtype>> dtypes;
+    constexpr attune_dtype kTypes[] = {ATTUNE_F32, ATTUNE_BF16, ATTUNE_F16};
     std::set<std::array<int64_t, 4>> sizes;
     for (const attune_kernel *k : all_kernels()) {
         if (!filter.accepts(*k)) continue;
@@ -134,7 +137,9 @@ CaseSpace claimed_space(const KernelFilter &filter, std::string &unclaimed) {
         if (k->device == ATTUNE_CPU && !(k->traits & ATTUNE_TRAIT_OWN_THREADS)) space.flags |= ATTUNE_VARLEN;
         space.window = space.window || k->window;
         space.gqa = space.gqa || k->gqa;
-        dtypes.insert({k->q_dtype, k->kv_dtype});
+        for (attune_dtype q : kTypes)
+            for (attune_dtype kv : kTypes)
+                if (takes_types(*k, q, kv)) dtypes.insert({q, kv});
         if (k->dk) sizes.insert({k->dk_min, k->dk_max, k->dv_min, k->dv_max});
         const int64_t n = std::max<int64_t>(k->n_min, 1), m = std::max<int64_t>(k->m_min, 1),
                       heads = std::max<int64_t>(k->h_min, 1);
@@ -143,7 +148,11 @@ CaseSpace claimed_space(const KernelFilter &filter, std::string &unclaimed) {
             space.least.push_back(
                 {n, m, heads, k->dk_min, k->dv_min, k->flags, k->window != 0, k->gqa != 0, k->q_dtype, k->kv_dtype});
     }
-    space.dtypes.assign(dtypes.begin(), dtypes.end());
+    // Cases are drawn from this list: f32 and one type for all are what most problems have.
+    for (const auto &types : dtypes) {
+        const int weight = types.first != types.second ? 1 : types.first == ATTUNE_F32 ? 6 : 3;
+        space.dtypes.insert(space.dtypes.end(), size_t(weight), types);
+    }
     space.sizes.assign(sizes.begin(), sizes.end());
     const auto feature = [&](bool claimed, const char *name) {
         if (!claimed) unclaimed += fmt::format("{}{}", unclaimed.empty() ? "" : ", ", name);
