@@ -21,7 +21,8 @@ namespace {
 
 using namespace attune::tools;
 
-// One of each kind: short, long, causal, masked, grouped decode, sizes that divide nothing.
+// One of each kind (with f32 for the kernel's type): short, long, causal, masked, grouped decode, sizes that divide
+// nothing.
 constexpr const char *kCases[] = {
     "f32:b1:h8:n128:d64",         "f32:b1:h12:n256:d32",           "f32:b1:h8:n1024:d64",
     "f32:b1:h8:n1024:d64:causal", "f32:b1:h8:n1024:d64:mask=bool", "f32:b1:h8:n1000:m777:d80",
@@ -63,12 +64,14 @@ std::vector<std::string> cases_of(const attune_kernel &k) {
         const attune_problem problem = to_problem(parse_case(text));
         return !attune_kernel_refuses(&k, &problem);
     };
+    // In the type that the kernel computes in.
+    const std::string type(dtype_name(k.q_dtype));
     std::vector<std::string> cases;
     for (const char *text : kCases)
-        if (can(text)) cases.emplace_back(text);
+        if (const std::string typed = type + (text + 3); can(typed)) cases.push_back(typed);
     const int64_t dk = std::clamp<int64_t>(k.dk ? k.dk : 64, k.dk_min, k.dk_max),
                   dv = std::clamp<int64_t>(k.dv ? k.dv : 64, k.dv_min, k.dv_max);
-    const std::string own = fmt::format("f32:b1:h{}:n{}:m{}:d{}/{}", std::max<int64_t>(8, k.h_min),
+    const std::string own = fmt::format("{}:b1:h{}:n{}:m{}:d{}/{}", type, std::max<int64_t>(8, k.h_min),
                                         std::max<int64_t>(512, k.n_min), std::max<int64_t>(512, k.m_min), dk, dv);
     if (cases.empty() && can(own)) cases.push_back(own);
     return cases;

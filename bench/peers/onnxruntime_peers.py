@@ -53,8 +53,8 @@ class OnnxRuntime(Contestant):
         return run
 
     def prepare(self, p, copies, threads):
-        if p.dtype != "f32":
-            raise Cannot("its CPU operators are f32 only here")
+        if p.dtype != "f32" or p.kv_dtype != "f32":
+            raise Cannot("its CPU operators have no bf16 (Attention, MultiHeadAttention, GroupQueryAttention: f32, some f16)")
         if p.sink:
             raise Cannot("the operator has no sink")
         self.problem = p

@@ -30,7 +30,7 @@ class Cannot(Exception):
 
 
 class Problem:
-    """The attributes are those of tools/lib/remote.cpp's problem_json: dtype, B, Hq, Hkv, N, M, dk, dv, scale, default_scale,
+    """The attributes are those of tools/lib/remote.cpp's problem_json: dtype (of Q and O), kv_dtype, B, Hq, Hkv, N, M, dk, dv, scale, default_scale,
     softcap, causal, offset (a list, one a batch), window (left, right; -1 unbounded), kv_len (a list or None), sink."""
 
     def __init__(self, fields, arrays):
@@ -40,7 +40,7 @@ class Problem:
         self._visible = None
 
     def load(self, name, *shape):
-        return np.fromfile(self.paths[name], dtype=DTYPES[self.dtype]).reshape(shape)
+        return np.fromfile(self.paths[name], dtype=DTYPES[self.kv_dtype if name in "kv" else self.dtype]).reshape(shape)
 
     def mask(self):  # bool [B, 1, 1, M] as the case syntax defines it
         return np.fromfile(self.paths["mask"], dtype=np.uint8).reshape(self.B, 1, 1, self.M) != 0
@@ -115,6 +115,10 @@ class Problem:
         if added is None:
             return seen
         return added if seen is None else np.where(seen, added, np.float32(-np.inf)).astype(np.float32)
+
+
+def bf16_to_f32(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def huge(array):

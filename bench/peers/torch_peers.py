@@ -15,6 +15,8 @@ class Torch(Contestant):
     version = torch.__version__
 
     def arrays(self, p, copies):
+        if p.kv_dtype != p.dtype:
+            raise Cannot("PyTorch's attention takes one type for Q, K and V")
         q, k, v = p.load("q", p.B, p.Hq, p.N, p.dk), p.load("k", p.B, p.Hkv, p.M, p.dk), p.load("v", p.B, p.Hkv, p.M, p.dv)
         return [tuple(map(tensor, (q, k, v))) for _ in range(copies)]
 
@@ -69,7 +71,7 @@ class Unfused(Torch):
             q, kt = fold(q, p), k.transpose(-1, -2)
 
             def run():
-                s = torch.matmul(q * p.scale, kt)
+                s = torch.matmul(q * p.scale, kt)  # in the arrays' type, as are all stages
                 scores = s.view(p.B, p.Hq, p.N, p.M)
                 if p.softcap:
                     scores.div_(p.softcap).tanh_().mul_(p.softcap)
