@@ -338,7 +338,7 @@ Verdict check_outputs(const Reference &r, const attune_tensors &t) {
     for (size_t k = 0; k < r.rows.size(); ++k) {
         const Shape::Row row = shape.row(r.rows[k]);
         for (int64_t d = 0; d < p.dv; ++d) {
-            const double got = load_element(t.o.data, p.o_dtype, shape.row_element(t.o, row, d));
+            const double got = load_element(t.o.data, t.o.dtype, shape.row_element(t.o, row, d));
             const double expected = r.o[k * size_t(p.dv) + size_t(d)], error = difference(got, expected);
             v.o_error = std::max(v.o_error, error);
             if (!(error <= r.o_bound)) wrong(element(row, d, "O", "d"), got, expected, r.o_bound);
@@ -366,7 +366,7 @@ Verdict check_outputs(const Reference &r, const attune_tensors &t) {
         for (int64_t number = 0; number < r.total_rows && v.ok; ++number)
             for (int64_t d = 0; d < p.dv; ++d) {
                 const Shape::Row row = shape.row(number);
-                const double got = load_element(t.o.data, p.o_dtype, shape.row_element(t.o, row, d));
+                const double got = load_element(t.o.data, t.o.dtype, shape.row_element(t.o, row, d));
                 if (std::isfinite(got)) continue;
                 v.ok = false;
                 v.o_error = kInfinity;
