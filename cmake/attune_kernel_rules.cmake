@@ -76,33 +76,27 @@ function(attune_device_object function)
   set(objects ${objects} "${stem}.o" PARENT_SCOPE)
   set(scratches ${scratches} "${stem}.scratch.inc" "${stem}.code.inc" PARENT_SCOPE)
 endfunction()
-# PTX of a tile of a tensor core kernel, for each architecture, and what ptxas says of the first.
+# PTX of a tile of a tensor core kernel, and what ptxas says of it. One text, for sm_80, serves later devices too: that for sm_90
+# differs in three instructions before the loop, and a text takes 80 KB of the archive.
 function(attune_mma_ptx kernel tile)
   set(name "${kernel}_${tile}")
   set(stem "${kernel_dir}/${name}")
-  foreach(architecture sm_80 sm_90)
-    set(file "${stem}.${architecture}.ptx")
-    set(launches)
-    if(architecture STREQUAL "sm_80")
-      set(launches "${stem}.launches")
-    endif()
-    add_custom_command(
-      OUTPUT "${file}" ${launches}
-      COMMAND "${ATTUNE_PYTHON}" "${ATTUNE_GENERATOR_DIR}/mlir/attune_mma_gen.py" mlir_mma ${name} ${architecture} ${ARGN} --output "${file}"
-              "$<$<BOOL:${launches}>:--launches;${launches}>"
-      DEPENDS ${ATTUNE_MMA_SOURCES}
-      COMMENT "MLIR: ${name} for ${architecture}"
-      COMMAND_EXPAND_LISTS VERBATIM)
-    list(APPEND ptx "${file}")
-  endforeach()
+  set(ptx ${ptx} "${stem}.ptx")
+  add_custom_command(
+    OUTPUT "${stem}.ptx" "${stem}.launches"
+    COMMAND "${ATTUNE_PYTHON}" "${ATTUNE_GENERATOR_DIR}/mlir/attune_mma_gen.py" mlir_mma ${name} sm_80 ${ARGN} --output "${stem}.ptx"
+            --launches "${stem}.launches"
+    DEPENDS ${ATTUNE_MMA_SOURCES}
+    COMMENT "MLIR: ${name}"
+    VERBATIM)
   set(assembler)
   if(ATTUNE_PTXAS)
-    set(assembler --ptxas "${ATTUNE_PTXAS}" --source "${stem}.sm_80.ptx")
+    set(assembler --ptxas "${ATTUNE_PTXAS}" --source "${stem}.ptx")
   endif()
   add_custom_command(
     OUTPUT "${stem}.code.inc"
     COMMAND "${ATTUNE_PYTHON}" "${ATTUNE_RULES_DIR}/device_code.py" --launches "${stem}.launches" --out "${stem}.code.inc" --prefix "${tile} " ${assembler}
-    DEPENDS "${stem}.launches" "${stem}.sm_80.ptx" "${ATTUNE_RULES_DIR}/device_code.py"
+    DEPENDS "${stem}.launches" "${stem}.ptx" "${ATTUNE_RULES_DIR}/device_code.py"
     COMMENT "Device code: ${name}"
     VERBATIM)
   set(ptx ${ptx} PARENT_SCOPE)

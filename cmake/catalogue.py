@@ -73,8 +73,6 @@ MLIR_ADAPTERS = {"mlir_pack": "pack", "mlir_flash": "attend", "mlir_rowblock": "
 MLIR_ISAS = ["avx2", "avx512"]
 # Parameters of the generators that several strategies share; the others get all of the entry's.
 SHARED_GENERATORS = {"pack_keys": ["panel"], "merge": [], "mlir_pack": ["dk", "panel"], "gpu_strict": []}
-# PTX of the tensor core kernels is made for each of these; a device takes the last that is not newer than it is.
-MMA_ARCHITECTURES = ["sm_80", "sm_90"]
 REQUIRED = ["schema", "name", "strategy", "backend", "device", "isa", "dtypes", "dk", "dv", "variant", "mods", "phases", "params",
             "constraints", "why"]
 
@@ -424,13 +422,10 @@ def mma_descriptor(entry, out, folder):
         check(bool(p.get("split_keys")) == bool(s.split), f"{where}: params.split_keys is {p.get('split_keys')!r}: expected a number where split is 1, and nowhere else")
         wanted = ["main", "strict"] + ["merge"] * s.split
         check(list(entry["phases"]) == wanted, f"{where}: phases are {', '.join(entry['phases'])}: expected {', '.join(wanted)}")
-        texts = []
-        for a in MMA_ARCHITECTURES:
-            symbol = f"{prefix}ptx_{name}_{tile}_{a}"
-            out.append(f'asm(".pushsection .rodata\\n.globl {symbol}\\n.hidden {symbol}\\n{symbol}: .incbin \\"{folder.resolve()}/{name}_{tile}.{a}.ptx\\"\\n.byte 0\\n'
-                       f'.popsection");\nextern "C" const char {symbol}[];')
-            texts.append(f"{{{a.removeprefix('sm_')}, {symbol}}}")
-        rows.append(f"    {{{s.dk}, {s.dv}, {s.q}, {s.k}, {s.warps}, {s.dynamic_bytes}, {str(not s.qreg).lower()}, {{{', '.join(texts)}}}}},\n")
+        symbol = f"{prefix}ptx_{name}_{tile}"
+        out.append(f'asm(".pushsection .rodata\\n.globl {symbol}\\n.hidden {symbol}\\n{symbol}: .incbin \\"{folder.resolve()}/{name}_{tile}.ptx\\"\\n.byte 0\\n'
+                   f'.popsection");\nextern "C" const char {symbol}[];')
+        rows.append(f"    {{{s.dk}, {s.dv}, {s.q}, {s.k}, {s.warps}, {s.dynamic_bytes}, {str(not s.qreg).lower()}, {symbol}}},\n")
         codes.append(f'#include "{name}_{tile}.code.inc"\n')
     check(rows, f"{where}: params has no tile: expected d64, d192x128 or the like")
     out.append(f"constexpr mlir::MmaTile tiles_{name}[] = {{\n{''.join(rows)}}};")

@@ -58,11 +58,10 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
             return k.traits & any ? "any" : attune_dtype_string(t);
         };
         return formatted("it is built for q, kv, o of {}, {}, {}", built(k.q_dtype, ATTUNE_TRAIT_ANY_Q),
-                           built(k.kv_dtype, ATTUNE_TRAIT_ANY_KV), built(k.o_dtype, ATTUNE_TRAIT_ANY_O));
+                         built(k.kv_dtype, ATTUNE_TRAIT_ANY_KV), built(k.o_dtype, ATTUNE_TRAIT_ANY_O));
     }
     if (p.dk < k.dk_min || p.dk > k.dk_max) return formatted("it takes dk from {} to {}", k.dk_min, k.dk_max);
-    if (p.dv && (p.dv < k.dv_min || p.dv > k.dv_max))
-        return formatted("it takes dv from {} to {}", k.dv_min, k.dv_max);
+    if (p.dv && (p.dv < k.dv_min || p.dv > k.dv_max)) return formatted("it takes dv from {} to {}", k.dv_min, k.dv_max);
     for (const auto &[what, n, least] :
          {std::tuple{"rows (N)", p.N, k.n_min}, {"keys (M)", p.M, k.m_min}, {"query heads (Hq)", p.Hq, k.h_min}})
         if (n && n < least) return formatted("it needs {} {} or more", least, what);

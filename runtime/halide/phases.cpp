@@ -13,13 +13,15 @@ namespace attune::rt::halide {
 namespace {
 
 // The merge of one row's parts when a NaN or an infinity is among them: a NaN sum is a NaN score and makes the row NaN;
-// a NaN in a part's output is one of V, and stays in its feature.
+// a NaN in a part's output is one of V, and stays in its feature. `unit` makes log2 units of a part's maximum; that of
+// a part with a negative sum is in natural units. row_max is in natural units.
 void merge_strictly(const float *o, const float *m, const float *l, int64_t splits, int64_t dv, int64_t stride,
                     float unit, float *out, float &row_max, float &row_sum) {
-    float top = -std::numeric_limits<float>::max();
+    const auto maximum = [&](int64_t i) { return double(m[i]) * (l[i] < 0 ? kLog2e : unit); };
+    double top = -std::numeric_limits<double>::max();
     for (int64_t i = 0; i < splits; i++)
-        if (l[i] > 0) top = std::max(top, m[i]);
-    auto share = [&](int64_t i) { return l[i] == 0 ? 0.0 : std::exp2(double(m[i] - top) * unit) * l[i]; };
+        if (std::fabs(l[i]) > 0) top = std::max(top, maximum(i));
+    auto share = [&](int64_t i) { return l[i] == 0 ? 0.0 : std::exp2(maximum(i) - top) * std::fabs(l[i]); };
     double sum = 0;
     for (int64_t i = 0; i < splits; i++) sum += share(i);
     std::fill_n(out, dv, 0.0f);
@@ -28,7 +30,7 @@ void merge_strictly(const float *o, const float *m, const float *l, int64_t spli
         const double w = share(i) / sum;
         for (int64_t c = 0; c < dv; c++) out[c] += float(w * o[i * stride + c]);
     }
-    row_max = std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : top;
+    row_max = std::isnan(sum) ? std::numeric_limits<float>::quiet_NaN() : float(top * kLn2);
     row_sum = float(sum);
 }
 
@@ -152,16 +154,15 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
                  all_finite(l, 1, tile.rows, 0);
             if (meta.pairs) ok = ok && !lost_values(args, tile, seen, o, s.dv);
         }
-        if (!ok) {
-            strict_attend(args, tile, part, o, s.dv, m, l);
-            if (!natural)
-                for (int64_t r = 0; r < tile.rows; r++) m[r] *= l[r] > 0 ? kLog2e : 1.0f;
-        }
+        if (!ok) strict_attend(args, tile, part, o, s.dv, m, l);
         if (!meta.split_keys) {
-            scatter(args, tile, o, s.dv, m, l, unit);
+            scatter(args, tile, o, s.dv, m, l, ok ? unit : kLog2e);
             continue;
         }
-        // Parts are kept as [row][split].
+        // Parts are kept as [row][split]. The strict code's are in natural units, in which a maximum may be finite that
+        // is not in others: a negative sum tells.
+        if (!ok && !natural)
+            for (int64_t r = 0; r < tile.rows; r++) l[r] = -l[r];
         for (int64_t r = 0; r < tile.rows; r++) {
             const int64_t at = (tile.first + r) * s.splits + tile.split;
             std::memcpy(shared.part_out + at * s.dv, o + r * s.dv, size_t(s.dv) * sizeof(float));
@@ -184,30 +185,37 @@ int merge(const KernelMeta &meta, const Memory &, MergeFn fn, const attune_args 
     const Shared shared(meta, p, args.shared);
     const Scratch scratch(meta, p, scratch_memory);
     const Tiling tiling(p, meta.q);
-    const float unit = in_natural_units(p) ? kLog2e : 1.0f;
+    const bool natural = in_natural_units(p);
+    const float unit = natural ? kLog2e : 1.0f, to_natural = natural ? 1.0f : kLn2;
     for (int64_t task = begin; task < end; task++) {
         const Tile tile = tiling.tile(p, args.group, task);
         const int64_t row0 = tile.first * s.splits;
         float *part_out = shared.part_out + row0 * s.dv, *part_max = shared.part_max + row0,
               *part_sum = shared.part_sum + row0;
         if (s.splits == 1) {
-            scatter(args, tile, part_out, s.dv, part_max, part_sum, unit);
+            for (int64_t r = 0; r < tile.rows; r++) {
+                if (part_sum[r] > 0) part_max[r] *= to_natural;
+                part_sum[r] = std::fabs(part_sum[r]);
+            }
+            scatter(args, tile, part_out, s.dv, part_max, part_sum, kLog2e);
             continue;
         }
         for (int64_t r = 0; r < tile.rows; r++) {
             const float *o = part_out + r * s.splits * s.dv, *m = part_max + r * s.splits, *l = part_sum + r * s.splits;
-            if (all_finite(o, s.splits, p.dv, s.dv) && all_finite(l, 1, s.splits, 0)) {
+            if (all_finite(o, s.splits, p.dv, s.dv) && all_finite(l, 1, s.splits, 0) &&
+                std::none_of(l, l + s.splits, [](float sum) { return sum < 0; })) {
                 Buffer<2> outs(o, {s.dv, s.splits}, {1, s.dv});
                 Buffer<1> maxima(m, {s.splits}, {1}), sums(l, {s.splits}, {1});
                 Buffer<1> out(scratch.out + r * s.dv, {s.dv}, {1}), row_max(scratch.row_max + r, {1}, {1}),
                     row_sum(scratch.row_sum + r, {1}, {1});
                 if (int error = fn(nullptr, &outs, &maxima, &sums, unit, &out, &row_max, &row_sum)) return error;
+                scratch.row_max[r] *= to_natural;
                 continue;
             }
             merge_strictly(o, m, l, s.splits, p.dv, s.dv, unit, scratch.out + r * s.dv, scratch.row_max[r],
                            scratch.row_sum[r]);
         }
-        scatter(args, tile, scratch.out, s.dv, scratch.row_max, scratch.row_sum, unit);
+        scatter(args, tile, scratch.out, s.dv, scratch.row_max, scratch.row_sum, kLog2e);
     }
     return 0;
 }

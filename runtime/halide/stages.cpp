@@ -165,10 +165,8 @@ int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_arg
         if (!ok) {
             strict_attend(args, st.tile, {0, p.M}, o, st.s.dv, st.row_max, st.row_sum);
             if (p.flags & ATTUNE_SCORES) strict_scores(args, st.tile);
-            if (!natural)
-                for (int64_t r = 0; r < st.tile.rows; r++) st.row_max[r] *= st.row_sum[r] > 0 ? kLog2e : 1.0f;
         }
-        scatter(args, st.tile, o, st.s.dv, st.row_max, st.row_sum, natural ? kLog2e : 1.0f);
+        scatter(args, st.tile, o, st.s.dv, st.row_max, st.row_sum, natural || !ok ? kLog2e : 1.0f);
     }
     return 0;
 }
@@ -222,11 +220,8 @@ int whole(const KernelMeta &meta, const Memory &, WholeFn fn, const attune_args 
         bool finite = ok;
         for (int64_t i = 0; i < p.N && finite; i++) finite = all_finite(at<float>(t.q, b, h, i), 1, p.dk, 0);
         finite = finite && all_finite(o, p.N, p.dv, p.dv) && all_finite(m, 1, p.N, 0) && all_finite(l, 1, p.N, 0);
-        if (!finite) {
-            strict_attend(args, tile, {0, p.M}, o, p.dv, m, l);
-            for (int64_t i = 0; i < p.N; i++) m[i] *= l[i] > 0 ? kLog2e : 1.0f;
-        }
-        scatter(args, tile, o, p.dv, m, l, 1.0f);
+        if (!finite) strict_attend(args, tile, {0, p.M}, o, p.dv, m, l);
+        scatter(args, tile, o, p.dv, m, l, finite ? 1.0f : kLog2e);
     }
     return 0;
 }

@@ -128,13 +128,9 @@ std::optional<Functions> functions_of(const MmaMeta &meta, const MmaTile &tile, 
     std::lock_guard lock(mutex);
     if (const auto found = loaded.find({context, &tile}); found != loaded.end()) return found->second;
     const cuda::Driver &driver = cuda::driver();
-    const attune_device_info *info = device::cuda_backend().chosen;
-    const char *text = tile.texts[0].ptx;
-    for (const MmaText &t : tile.texts)
-        if (info && t.capability <= info->capability) text = t.ptx;
     void *module = nullptr;
     const std::string what = std::string("loading ") + meta.name;
-    if (const cuda::Result r = driver.module_load(&module, text, 0, nullptr, nullptr)) {
+    if (const cuda::Result r = driver.module_load(&module, tile.ptx, 0, nullptr, nullptr)) {
         status = cuda::failed(r, what.c_str());
         return std::nullopt;
     }

@@ -12,18 +12,13 @@
 
 namespace attune::rt::mlir {
 
-struct MmaText {
-    int capability; // 80, 90
-    const char *ptx;
-};
-
 // The code for some features; the numbers come from the catalogue.
 struct MmaTile {
     int64_t dk, dv;        // the most features
     int64_t q, k, warps;   // rows and keys of a block, warps
     int64_t dynamic_bytes; // shared memory that a launch of attend asks for
     bool wide_query;       // Q is read 16 bytes at a time, not 4
-    MmaText texts[2];      // a device takes the last that is not newer than it is
+    const char *ptx;       // for sm_80, which later devices take too
 };
 
 // What the adapters need to know of a kernel.

@@ -173,12 +173,8 @@ int attend(const KernelMeta &meta, AttendFn fn, const attune_args &args, int64_t
             ok = all_finite(o, tile.rows, p.dv, meta.dv) && all_finite(m, 1, tile.rows, 0) &&
                  all_finite(l, 1, tile.rows, 0);
         }
-        if (!ok) {
-            strict_attend(args, tile, {0, p.M}, o, meta.dv, m, l);
-            if (!natural)
-                for (int64_t r = 0; r < tile.rows; r++) m[r] *= l[r] > 0 ? kLog2e : 1.0f;
-        }
-        scatter(args, tile, o, meta.dv, m, l, unit);
+        if (!ok) strict_attend(args, tile, {0, p.M}, o, meta.dv, m, l);
+        scatter(args, tile, o, meta.dv, m, l, ok ? unit : kLog2e);
     }
     return 0;
 }

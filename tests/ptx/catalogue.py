@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "generators/mlir/mma"))
 from shape import parse, tiles  # noqa: E402
 
-ARCHITECTURES = ["sm_80", "sm_90"]
+ARCHITECTURES = ["sm_80", "sm_90"]  # whose machine code has figures
 
 
 def kernels():
@@ -16,5 +16,5 @@ def kernels():
     return [(f"{e['name']}_{size}", parse(parameters)) for e in entries for size, parameters in tiles(e)]
 
 
-def ptx(folder, name, architecture):
-    return (Path(folder) / f"{name}.{architecture}.ptx").read_text()
+def ptx(folder, name):
+    return (Path(folder) / f"{name}.ptx").read_text()

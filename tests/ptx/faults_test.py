@@ -69,7 +69,7 @@ class Faults(unittest.TestCase):
         return "ok"
 
     def faults_of(self, name, s):
-        text = catalogue.ptx(args.kernels, name, "sm_80")
+        text = catalogue.ptx(args.kernels, name)
         self.assertEqual(self.outcome(text, s), "ok")
         for what, texts, kinds in FAULTS:
             found = 0

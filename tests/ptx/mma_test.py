@@ -3,7 +3,7 @@
 
   mma_test.py --kernels FOLDER [--all]
 
-FOLDER holds NAME.sm_80.ptx and NAME.sm_90.ptx. Without --all each kernel does a few problems.
+FOLDER holds NAME.ptx. Without --all each kernel does a few problems.
 """
 import argparse
 import sys
@@ -69,29 +69,26 @@ class Kernels(unittest.TestCase):
             if args.only not in name:
                 continue
             quick, more = problems(s)
-            for architecture in catalogue.ARCHITECTURES:
-                # The code for sm_90 and that for bf16 differ from the first in a few instructions.
-                chosen = quick[:{("f16", "sm_80"): 6, ("bf16", "sm_80"): 1, ("f16", "sm_90"): 1}.get((s.type, architecture), 0)]
-                if args.all:
-                    chosen = quick + more
-                entries = parse(catalogue.ptx(args.kernels, name, architecture)).entries
-                for what, p, how in chosen:
-                    how = dict(how)
-                    if "order" in how:
-                        how["order"] = np.random.default_rng(how["order"])
-                    if s.split:
-                        how["splits"] = 3
-                    with self.subTest(kernel=name, architecture=architecture, problem=what):
-                        error, statistics, _ = check(entries, s, p, how)
-                        worst[s.type] = max(worst.get(s.type, 0.0), float(error))
-                        for count in ("ldmatrix conflicts", "copies never waited for"):
-                            self.assertEqual(statistics.get("attend", {}).get(count, 0), 0, count)
+            # The code for bf16 differs from the other in a few instructions.
+            chosen = quick + more if args.all else quick[:{"f16": 6, "bf16": 1}[s.type]]
+            entries = parse(catalogue.ptx(args.kernels, name)).entries
+            for what, p, how in chosen:
+                how = dict(how)
+                if "order" in how:
+                    how["order"] = np.random.default_rng(how["order"])
+                if s.split:
+                    how["splits"] = 3
+                with self.subTest(kernel=name, problem=what):
+                    error, statistics, _ = check(entries, s, p, how)
+                    worst[s.type] = max(worst.get(s.type, 0.0), float(error))
+                    for count in ("ldmatrix conflicts", "copies never waited for"):
+                        self.assertEqual(statistics.get("attend", {}).get(count, 0), 0, count)
         print("worst error / bound:", {t: round(e, 3) for t, e in worst.items()})
         self.assertGreater(len(worst), 0)
 
     def test_what_is_not_finite_is_done_again(self):
         name, s = catalogue.kernels()[1]
-        entries = parse(catalogue.ptx(args.kernels, name, "sm_80")).entries
+        entries = parse(catalogue.ptx(args.kernels, name)).entries
         *_, none = run(entries, s, Problem(40, 40, high=0, dk=s.dk, dv=s.dv))
         *_, some = run(entries, s, Problem(130, 130, high=0, dk=s.dk, dv=s.dv, edit=nan_that_some_rows_see))
         self.assertEqual(none, 0)
@@ -100,7 +97,7 @@ class Kernels(unittest.TestCase):
 
     def test_bits_do_not_depend_on_the_batch(self):
         for name, s in catalogue.kernels()[:2] + [k for k in catalogue.kernels() if k[1].split][:1]:
-            entries = parse(catalogue.ptx(args.kernels, name, "sm_80")).entries
+            entries = parse(catalogue.ptx(args.kernels, name)).entries
             how = {"splits": 3} if s.split else {}
             both = Problem(50, 100, heads=4, group=2, batch=2, high=50, dk=s.dk, dv=s.dv)
             o, lse, *_ = run(entries, s, both, dict(how))

@@ -127,7 +127,7 @@ class Bench(unittest.TestCase):
         self.assert_no_orphans()
 
     def test_questions_that_are_wrong(self):
-        for arguments, message in ((["--suite", "nonesuch"], "expected one of: cpu-f32, heads"),
+        for arguments, message in ((["--suite", "nonesuch"], "expected one of: cpu-bf16, cpu-f32, heads"),
                                    (["--case", CASE, "--rounds", "0"], "--rounds=0: expected at least 1"),
                                    (["--case", CASE, "--peers", "--peer", "numpy"], "--peer=numpy: unknown; expected some of: good"),
                                    (["--case", CASE, "--strategy", "flash"], "planner's own choice")):
