@@ -85,10 +85,11 @@ class GpuSoftmax : public GpuStage<GpuSoftmax> {
     void generate() {
         const int n = lanes;
         Var p("p"), jo("jo"), ji("ji");
-        // Keys beyond the last: invisible.
+        // Keys beyond the last: invisible. What is read for them and dropped is what the thread itself writes, if any does:
+        // others may have written already.
         Func padded("padded");
         const Expr key = p * n + j;
-        padded(j, p, i, h, b) = select(key < num_keys, scores(min(key, max(num_keys, 1) - 1), i, h, b), kInvisible);
+        padded(j, p, i, h, b) = select(key < num_keys, scores(min(key, sum_at()), i, h, b), kInvisible);
         RDom panels(0, (num_keys + n - 1) / n, "panels");
         Softmax s = softmax("row", padded, {j, p, i, h, b}, n, panels, unit, visible_weight,
                             [this](const Expr &x) { return exp2_device(x); });
