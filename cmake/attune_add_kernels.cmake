@@ -1,9 +1,12 @@
-# attune_add_kernels(<target> CATALOGUE file.json … [ISAS isa …] [DEVICES device …])
+# attune_add_kernels(<target> CATALOGUE file.json … [ISAS isa …] [DEVICES device …] [SCORE_MOD file.cpp …] [MASK_MOD file.cpp …])
 #
 # Makes the kernels of the catalogues (docs/kernels.md), of the given ISAS (all, if none is given) and DEVICES (cpu), and adds
 # them to <target>, an executable or a library of the calling directory, with the runtime that they need (attune::runtime, which
 # has no kernels of its own). They are in the registry when the target is loaded; for a static library, <target>_kernels.h
 # declares attune_register_<target>().
+#
+# SCORE_MOD and MASK_MOD are files of user functions (attune/mods.h, docs/kernels.md), which go into these kernels; problems ask
+# for them by their names (attune_problem.mods), which are those of the files.
 #
 # The kernels' compiler, Halide 21, is taken from the Python in ATTUNE_PYTHON (default: what find_package(Python3) finds), or
 # from the folder ATTUNE_HALIDE_DIR. It is needed while building only.
@@ -11,9 +14,9 @@ cmake_policy(PUSH)
 cmake_policy(VERSION 3.28)
 
 function(attune_add_kernels target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "CATALOGUE;ISAS;DEVICES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "CATALOGUE;ISAS;DEVICES;SCORE_MOD;MASK_MOD")
   if(arg_UNPARSED_ARGUMENTS)
-    message(FATAL_ERROR "attune_add_kernels(${target}): unexpected ${arg_UNPARSED_ARGUMENTS}: expected CATALOGUE, ISAS or DEVICES")
+    message(FATAL_ERROR "attune_add_kernels(${target}): unexpected ${arg_UNPARSED_ARGUMENTS}: expected CATALOGUE, ISAS, DEVICES, SCORE_MOD or MASK_MOD")
   endif()
   if(NOT TARGET ${target})
     message(FATAL_ERROR "attune_add_kernels(${target}): there is no target ${target}: expected one that add_executable or add_library made")
@@ -43,6 +46,18 @@ function(attune_add_kernels target)
     endif()
     list(APPEND files "${file}")
   endforeach()
+  set(mods)
+  foreach(kind SCORE_MOD MASK_MOD)
+    foreach(file ${arg_${kind}})
+      cmake_path(ABSOLUTE_PATH file NORMALIZE)
+      if(NOT EXISTS "${file}")
+        message(FATAL_ERROR "attune_add_kernels(${target}): ${kind} is ${file}: there is no such file")
+      endif()
+      string(TOLOWER "--${kind}" option)
+      string(REPLACE "_" "-" option "${option}")
+      list(APPEND mods "${option}=${file}")
+    endforeach()
+  endforeach()
 
   attune_find_halide()
   set(ATTUNE_HALIDE_GEN "${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${ATTUNE_HALIDE_DIR}/lib64" "$<TARGET_FILE:attune::attune-halide-gen>")
@@ -57,7 +72,7 @@ function(attune_add_kernels target)
   list(TRANSFORM arg_ISAS PREPEND --isa= OUTPUT_VARIABLE isas)
   list(TRANSFORM arg_DEVICES PREPEND --device= OUTPUT_VARIABLE devices)
   get_target_property(program attune::attune-halide-gen LOCATION)
-  attune_kernels_from("${dir}" --set ${name} --generator "${program}" ${isas} ${devices} ${files})
+  attune_kernels_from("${dir}" --set ${name} --generator "${program}" ${isas} ${devices} ${mods} ${files})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${files})
 
   set(source "${dir}/kernels.cpp")

@@ -48,9 +48,35 @@ function(attune_object function from)
   set(objects ${objects} "${object}" PARENT_SCOPE)
   set(scratches ${scratches} "${scratch}" PARENT_SCOPE)
 endfunction()
-macro(attune_halide_object function)
-  attune_object(${function} Halide COMMAND ${ATTUNE_HALIDE_GEN} ${ARGN} DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS})
-endmacro()
+function(attune_halide_object function)
+  set(plugins ${ARGN})
+  list(FILTER plugins INCLUDE REGEX "\\.mod\\.so$")
+  attune_object(${function} Halide COMMAND ${ATTUNE_HALIDE_GEN} ${ARGN} DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS} ${plugins})
+  set(objects ${objects} PARENT_SCOPE)
+  set(scratches ${scratches} PARENT_SCOPE)
+endfunction()
+# A plug-in of the generator program from a file of user functions.
+function(attune_user_function source plugin)
+  set(compile "${ATTUNE_RULES_DIR}/compile_mod.py")
+  add_custom_command(
+    OUTPUT "${plugin}"
+    COMMAND "${ATTUNE_PYTHON}" "${compile}" --halide "${ATTUNE_HALIDE_DIR}" "${source}" -o "${plugin}" --cxx "${CMAKE_CXX_COMPILER}"
+    DEPENDS "${source}" "${compile}" "${ATTUNE_GENERATOR_DIR}/halide/include/attune/mods.h"
+    COMMENT "User functions: ${source}"
+    VERBATIM)
+endfunction()
+# The parameters of user functions, for the registry.
+function(attune_user_params file)
+  set(plugins ${ARGN})
+  list(FILTER plugins INCLUDE REGEX "\\.mod\\.so$")
+  add_custom_command(
+    OUTPUT "${kernel_dir}/${file}"
+    COMMAND ${ATTUNE_HALIDE_GEN} --describe "${kernel_dir}/${file}" ${ARGN}
+    DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS} ${plugins}
+    COMMENT "Parameters of user functions: ${file}"
+    VERBATIM)
+  set(scratches ${scratches} "${kernel_dir}/${file}" PARENT_SCOPE)
+endfunction()
 macro(attune_mlir_object function)
   attune_object(${function} MLIR COMMAND "${ATTUNE_PYTHON}" "${ATTUNE_MLIR_GENERATOR}" ${ARGN} DEPENDS ${ATTUNE_MLIR_SOURCES})
 endmacro()

@@ -2,7 +2,7 @@
 """Turns catalogues (JSON, one entry a kernel) into what the build needs.
 
   catalogue.py --out DIR --generator PROGRAM [--mlir-generator SCRIPT] [--ranking RANKING.json --projections PROJECTIONS.json]
-               [--set NAME] [--isa ISA ...] [--device DEVICE ...] CATALOGUE.json ...
+               [--set NAME] [--isa ISA ...] [--device DEVICE ...] [--score-mod FILE.cpp ...] [--mask-mod FILE.cpp ...] CATALOGUE.json ...
 
 writes into DIR:
   kernels.inc     ATTUNE_KERNEL(name) for each kernel
@@ -19,6 +19,9 @@ Kernels whose backend is mlir are left out where there is no --mlir-generator, a
 The kernels are the library's own (the table builtin_kernels), or with --set NAME a set beside them: NAME_kernels.h declares
 attune_register_NAME(), and NAME is part of every symbol, so that two sets may have a kernel in common. kernel_set.py makes libraries of
 other catalogues with the same code.
+
+User functions (--score-mod, --mask-mod; generators/halide/include/attune/mods.h) go into all kernels, whose names they are added to,
+or, where an entry names some in its `mods`, into that one as it says. A file's name is the function's.
 
 An entry's `phases` maps the phase's name to the generator that makes it; the end of the generator's name says which
 adapter it gets (see runtime/halide/phases.h and runtime/mlir/phases.h).
@@ -65,6 +68,9 @@ TRAITS = {"own_threads": "ATTUNE_TRAIT_OWN_THREADS", "quadratic": "ATTUNE_TRAIT_
 # Adapters: end of the generator's name -> (template, function type).
 ADAPTERS = {"pack_keys": "pack", "attend": "attend", "partial": "attend", "merge": "merge", "score": "score", "mask": "mask",
             "softmax": "softmax", "matmul": "matmul", "whole": "whole"}
+# The strategies whose kernels can have user functions.
+USER_STRATEGIES = ["flash", "rowstrip", "split_kv", "stagewise"]
+user_functions = []  # UserFunction of each file, in the order in which they are applied: --score-mod, --mask-mod
 # Adapters of devices (runtime/device/phases.h), by the generator's whole name.
 DEVICE_ADAPTERS = {"gpu_block": "block", "gpu_strict": "strict", "gpu_score": "score", "gpu_mask": "mask", "gpu_softmax": "softmax",
                    "gpu_matmul": "matmul", "gpu_partial": "partial", "gpu_merge": "merge"}
@@ -84,6 +90,50 @@ class CatalogueError(Exception):
 def check(condition, message):
     if not condition:
         raise CatalogueError(message)
+
+
+class UserFunction:
+    """A file of user functions: of scores or of masks."""
+    def __init__(self, kind, source, folder):
+        self.kind, self.source, self.name = kind, Path(source).resolve(), Path(source).stem
+        self.plugin = Path(folder).resolve() / f"{self.name}.mod.so"
+        option = "--score-mod" if kind == "score" else "--mask-mod"
+        check(self.source.is_file(), f"{option} is '{source}': there is no such file")
+        check(re.fullmatch(r"[a-z][a-z0-9]*", self.name), f"{option} is '{source}': expected a file's name of small letters and digits, since "
+              "it is part of the kernels' names")
+        self.arguments = [option, str(self.plugin)]
+
+
+def take_user_functions(scores, masks, folder):
+    user_functions[:] = [UserFunction("score", f, folder) for f in scores or []] + [UserFunction("mask", f, folder) for f in masks or []]
+    for i, f in enumerate(user_functions):
+        for other in user_functions[:i]:
+            check(f.name != other.name or f.source == other.source and f.kind != other.kind,
+                  f"{f.source} and {other.source}: two files of user functions have one name: expected different ones")
+
+
+def user_functions_of(entry):
+    return [f for f in user_functions if f.name in entry["mods"]]
+
+
+def add_user_functions(entry, where):
+    """Puts the names of those files into an entry that names none, and checks those that an entry names."""
+    names = list(dict.fromkeys(f.name for f in user_functions))
+    for name in entry["mods"]:
+        check(name in names, f"{where}: mods has '{name}': expected {'one of ' + ', '.join(names) if names else 'a file ' + name + '.cpp as SCORE_MOD or MASK_MOD'}")
+    if names and not entry["mods"]:
+        entry["mods"] = names
+        entry["name"] += "".join(f"_{name}" for name in names)
+    if entry["mods"]:
+        entry["mods"] = [name for name in names if name in entry["mods"]]  # in the order in which they are applied
+        check(entry["backend"] == "halide" and not is_device(entry) and entry["strategy"] in USER_STRATEGIES,
+              f"{where}: strategy is '{entry['strategy']}' ({entry['backend']}, {entry['device']}): expected one of {', '.join(USER_STRATEGIES)} "
+              "for the CPU, made by Halide, since there are user functions")
+
+
+def user_set(entry):
+    """The name of what an entry's user functions have in common with other kernels."""
+    return f"{prefix}attn_user_" + "_".join(entry["mods"])
 
 
 def is_device(entry):
@@ -219,10 +269,11 @@ def checked(catalogues):
                 check(key in entry, f"{where}: '{key}' is missing")
             check(entry["schema"] == 1, f"{where}: schema is {entry['schema']}: expected 1")
             check_types(entry, where)
-            check(entry["name"] not in names, f"{where}: the name is taken")
-            names.add(entry["name"])
             check(entry["device"] in DEVICES, f"{where}: device is '{entry['device']}': expected one of {', '.join(DEVICES)}")
             check(entry["backend"] in ("halide", "mlir"), f"{where}: backend is '{entry['backend']}': expected halide or mlir")
+            add_user_functions(entry, where)
+            check(entry["name"] not in names, f"{where}: the name is taken")
+            names.add(entry["name"])
             isas = [isa for device, isa in DEVICE_TARGETS if device == entry["device"]] if is_device(entry) else list(ISA_TARGETS)
             check(entry["isa"] in isas, f"{where}: isa is '{entry['isa']}': expected one of {', '.join(isas)}")
             if entry["backend"] == "mlir" and not is_device(entry):
@@ -267,6 +318,48 @@ def target_of(entry, generator):
     return ISA_TARGETS[entry["isa"]] + (CHECKED_FEATURES if own_threads else COMMON_FEATURES + "-user_context") + extra_features
 
 
+def takes_user_functions(entry, generator):
+    return bool(entry["mods"]) and adapter_of(entry, generator) in ("attend", "mask")
+
+
+def user_arguments(entry):
+    return [argument for f in user_functions_of(entry) for argument in f.arguments]
+
+
+def user_objects(entry):
+    """{part: (function, [argument, ...])} of what the runtime asks the user functions: which blocks are seen, scores of a row."""
+    if not entry["mods"]:
+        return {}
+    name, target = f"{user_set(entry)}_{entry['isa']}", target_of(entry, "")
+    parts = {"blocks": target} if any(f.kind == "mask" for f in user_functions_of(entry)) else {}
+    parts["row"] = target + "-strict_float"
+    return {part: (f"{name}_{part}", [f"user_{part}", f"{name}_{part}", t] + user_arguments(entry)) for part, t in parts.items()}
+
+
+def user_params(kernels):
+    """{name of a file: arguments of the generator program that list the parameters of user functions there}."""
+    return {f"{user_set(k)}.params.inc": user_arguments(k) for k in kernels if k["mods"]}
+
+
+def user_descriptor(entry, out):
+    """Declares what entries with these user functions share; returns its name."""
+    name = f"user_{'_'.join(entry['mods'])}_{entry['isa']}"
+    if name in out.declared:
+        return name
+    out.declared.add(name)
+    objects = user_objects(entry)
+    for function, _ in objects.values():
+        out.insert(0, f'extern "C" std::remove_pointer_t<halide::UserFn> {function}_argv;')
+    params = f"params_{'_'.join(entry['mods'])}"
+    if params not in out.declared:
+        out.declared.add(params)
+        out.append(f'constexpr attune_mod_param {params}[] = {{\n#include "{user_set(entry)}.params.inc"\n}};')
+    scores = str(any(f.kind == "score" for f in user_functions_of(entry))).lower()
+    blocks = f"{objects['blocks'][0]}_argv" if "blocks" in objects else "nullptr"
+    out.append(f"constexpr halide::UserMeta {name}{{{params}, sizeof {params} / sizeof {params}[0] - 1, {scores}, {blocks}, {objects['row'][0]}_argv}};")
+    return name
+
+
 def functions_of(entry):
     """[(phase, generator, function, [argument, ...])] of a kernel."""
     if entry["backend"] == "mlir":
@@ -299,6 +392,8 @@ def functions_of(entry):
                 args += ["--plugin", f"@AUTOSCHEDULERS@/{entry['params']['autoscheduler_plugin']}"]
             if kv != entry["dtypes"]["kv"]:
                 phase = f"{phase}.{kv}"
+            if takes_user_functions(entry, generator):
+                args += user_arguments(entry)
             function = f"{prefix}{entry['name']}__{phase.replace('.', '_')}"
         result.append((phase, generator, function, [generator, function, target_of(entry, generator)] + args))
     return result
@@ -345,8 +440,8 @@ def descriptor(entry, out):
         numbers = f"{dk}, {dv}, {p.get('split_keys', 0)}, {str('score' in adapters).lower()}, {str(half_as_bits).lower()}"
     elif ns == "halide":
         keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
-        pairs = p.get("pairs", "false")
-        numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}, {pairs}"
+        pairs, user = p.get("pairs", "false"), f"&{user_descriptor(entry, out)}" if entry["mods"] else "nullptr"
+        numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}, {pairs}, {user}"
     else:
         check(isinstance(p.get("panel"), int) and p["panel"] > 0, f"{where}: params.panel is {p.get('panel')!r}: expected a positive integer")
         check("blocks" in p, f"{where}: params.blocks is missing")
@@ -358,6 +453,8 @@ def descriptor(entry, out):
         adapter = adapter_of(entry, generator)
         camel = "".join(w.capitalize() for w in adapter.split("_"))
         symbol = "_mlir_ciface_" * (ns == "mlir") + function
+        if takes_user_functions(entry, generator):
+            adapter, camel, symbol = f"{adapter}_user", "User", f"{function}_argv"
         template = f"{meta}, mem_{function}, {symbol}" if ns == "halide" else f"{meta}, {symbol}"
         tasks = "gpu::one_task" if ns == "gpu" else f"{ns}::{adapter}_phase_tasks<{meta}>"
         run = f"{ns}::{adapter}_phase<{template}>"
@@ -402,11 +499,13 @@ def initialiser(entry, num_phases, rest):
     least = ", ".join(str(c.get("least", {}).get(key, 0)) for key in ("n", "m", "h"))
     types = ", ".join(DTYPES[entry["dtypes"][k]][0] for k in ("q", "kv", "o"))
     quoted = json.dumps(json.dumps(p))
+    mods, params = ",".join(entry["mods"]), f"params_{'_'.join(entry['mods'])}"
+    mods = f'"{mods}", {params}, sizeof {params} / sizeof {params}[0] - 1' if mods else "nullptr, nullptr, 0"
     return (
         f"const attune_kernel {name}{{sizeof(attune_kernel), ATTUNE_KERNEL_ABI, \"{name}\", \"{entry['strategy']}\", \"{entry['backend']}\", "
         f"\"{entry['isa']}\", {DEVICES[entry['device']]}, {types}, {dk}, {dv}, {dk_range[0]}, {dk_range[1]}, {dv_range[0]}, {dv_range[1]}, {least}, {flags}, "
         f"{int(c.get('window', True))}, {int(c.get('gqa', True))}, {traits}, {quoted}, {json.dumps(entry['why'], ensure_ascii=False)}, "
-        f"phases_{name}, {num_phases}, {rest}}};")
+        f"phases_{name}, {num_phases}, {rest}, {mods}}};")
 
 
 
@@ -512,6 +611,8 @@ def describe(kernels, programs, autoschedulers, folder, set_name=""):
             functions.setdefault(function, (made_by, command))
             check(functions[function] == (made_by, command), f"{entry['_where']}: function {function} is made in two ways")
             phases.append({"phase": phase, "generator": generator, "function": function, "command": programs[entry["backend"]] + command})
+        for function, command in user_objects(entry).values():
+            functions.setdefault(function, ("halide", command))
         manifest[entry["name"]] = phases
     headers = {f"{set_name}_kernels.h"} if set_name else {"arena.h", "registry.h"}
     for k in kernels:
@@ -536,6 +637,8 @@ def main():
     parser.add_argument("--isa", action="append", default=[], help="only kernels of this ISA")
     parser.add_argument("--device", action="append", default=[], help="only kernels of this device")
     parser.add_argument("catalogues", nargs="+")
+    parser.add_argument("--score-mod", action="append", help="user functions of scores")
+    parser.add_argument("--mask-mod", action="append", help="user functions of masks")
     parser.add_argument("--features", default="", help="more features of every Halide target, e.g. -asan")
     args = parser.parse_args()
     global extra_features, prefix
@@ -549,6 +652,7 @@ def main():
     for device in args.device:
         check(device in DEVICES, f"--device is '{device}': expected one of {', '.join(DEVICES)}")
     args.out.mkdir(parents=True, exist_ok=True)
+    take_user_functions(args.score_mod, args.mask_mod, args.out)
     kernels = [k for k in load(args.catalogues) if (k["backend"] != "mlir" or args.mlir_generator) and (not args.device or k["device"] in args.device)
                and (not args.isa or k["isa"] in args.isa or is_device(k) and not {i for d, i in DEVICE_TARGETS if d == k["device"]} & set(args.isa))]
     check(kernels or not args.set_name, f"{', '.join(args.catalogues)}: no kernel is left of ISAs {', '.join(args.isa) or 'any'} and devices "
@@ -569,6 +673,8 @@ def main():
                     for r in ranking["rules"])
     write(args.out / "ranking.inc", HEAD + rules)
     write(args.out / "kernels.cmake", "# Made by cmake/catalogue.py from the catalogues.\n"
+          + "".join(f'attune_user_function("{source}" "{plugin}")\n' for source, plugin in dict.fromkeys((f.source, f.plugin) for f in user_functions))
+          + "".join(f"attune_user_params({name} " + " ".join(f'"{a}"' for a in arguments) + ")\n" for name, arguments in user_params(kernels).items())
           + "".join(f"attune_{backend}_object(" + " ".join(f'"{a}"' for a in [f] + c) + ")\n" for f, (backend, c) in functions.items())
           + "".join(f"attune_mma_ptx({k['name']} {tile} {' '.join(parameters)})\n" for k in mma for tile, parameters in shape.tiles(k)))
     write(args.out / "manifest.json", json.dumps(manifest, indent=1) + "\n")

@@ -25,10 +25,11 @@ install(TARGETS attune_bare EXPORT attune-kernels ARCHIVE DESTINATION "${CMAKE_I
         INCLUDES DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(TARGETS attune-halide-gen EXPORT attune-kernels RUNTIME DESTINATION "${CMAKE_INSTALL_LIBEXECDIR}/attune" COMPONENT kernels)
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/attune_kernel_rules.cmake" "${PROJECT_SOURCE_DIR}/cmake/attune_add_kernels.cmake"
-              "${PROJECT_SOURCE_DIR}/cmake/catalogue.py" "${PROJECT_SOURCE_DIR}/cmake/device_code.py"
+              "${PROJECT_SOURCE_DIR}/cmake/catalogue.py" "${PROJECT_SOURCE_DIR}/cmake/device_code.py" "${PROJECT_SOURCE_DIR}/cmake/compile_mod.py"
         DESTINATION "${kernels_dir}/cmake" COMPONENT kernels)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/generators/mlir" DESTINATION "${kernels_dir}/generators" COMPONENT kernels
         FILES_MATCHING PATTERN "*.py" PATTERN "*.mlir")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/generators/halide/include" DESTINATION "${kernels_dir}/generators/halide" COMPONENT kernels)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/generators/catalogue" DESTINATION "${kernels_dir}/generators" COMPONENT kernels)
 install(FILES "${PROJECT_SOURCE_DIR}/runtime/device/phases.h" DESTINATION "${kernels_dir}/runtime/device" COMPONENT kernels)
 install(FILES "${PROJECT_SOURCE_DIR}/runtime/halide/phases.h" DESTINATION "${kernels_dir}/runtime/halide" COMPONENT kernels)

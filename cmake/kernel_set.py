@@ -2,7 +2,7 @@
 """Makes libraries of kernels from catalogues, outside of the build but with its programs: `attune build`, and the
 candidates of `attune tune`.
 
-  kernel_set.py --toolchain FILE -o DIR CATALOGUE.json ...
+  kernel_set.py --toolchain FILE -o DIR [--score-mod FILE.cpp ...] [--mask-mod FILE.cpp ...] CATALOGUE.json ...
   kernel_set.py --toolchain FILE --serve
 
 -o writes DIR/lib/libattune_NAME.a (the runtime and these kernels), DIR/lib/libattune_NAME.so (a plug-in for
@@ -28,6 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import catalogue  # noqa: E402
+import compile_mod  # noqa: E402
 
 
 def run(what, command):
@@ -46,6 +47,7 @@ class Toolchain:
         try:
             self.generator, self.mlir_generator, self.autoschedulers = t["generator"], t["mlir_generator"], t["autoschedulers"]
             self.cxx, self.flags, self.include, self.runtime, self.core = t["cxx"], t["flags"], Path(t["include"]), t["runtime"], t["core"]
+            self.halide = t["halide"]
         except (KeyError, TypeError) as error:
             raise catalogue.CatalogueError(f"{path}: {error} is missing: expected what the build writes") from error
         self.programs = {"halide": [self.generator], "mlir": [sys.executable, self.mlir_generator]}
@@ -69,6 +71,17 @@ class Toolchain:
                 made[0].replace(result)
                 made[1].replace(note)
         return [str(folder / f"{function}.o") for function in functions]
+
+    def user_functions(self, kernels, folder):
+        """Plug-ins of the generator, and the lists of their parameters."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for source, plugin in dict.fromkeys((f.source, f.plugin) for f in catalogue.user_functions):
+            try:
+                compile_mod.compile_mod(self.cxx, self.halide, source, plugin)
+            except compile_mod.UserFunctionError as error:
+                raise catalogue.CatalogueError(str(error)) from error
+        for name, arguments in catalogue.user_params(kernels).items():
+            run(name, [self.generator, "--describe", str(folder / name), *arguments])
 
     def compile(self, text, folder, work, name):
         source, result = work / f"{name}.cpp", work / f"{name}.o"
@@ -117,19 +130,21 @@ set(ATTUNE_@UPPER@_PLUGIN "${_attune_root}/lib/libattune_@NAME@.so")
 """
 
 
-def export(toolchain, out, paths):
+def export(toolchain, out, paths, score_mods=(), mask_mods=()):
     name = re.sub(r"[^a-z0-9_]+", "_", out.resolve().name.lower())
-    kernels = catalogue.load(paths)
-    catalogue.check(kernels, f"{', '.join(paths)}: has no kernel: expected one at least")
-    for entry in kernels:
-        toolchain.check(entry)
     lib, include, package = out / "lib", out / "include" / "attune", out / "lib" / "cmake" / f"attune_{name}"
-    for folder in (lib, include, package):
-        folder.mkdir(parents=True, exist_ok=True)
     archive, library = lib / f"libattune_{name}.a", lib / f"libattune_{name}.so"
     with tempfile.TemporaryDirectory(prefix="attune-") as work:
         work = Path(work)
         folder = work / "objects"
+        catalogue.take_user_functions(score_mods, mask_mods, folder)
+        kernels = catalogue.load(paths)
+        catalogue.check(kernels, f"{', '.join(paths)}: has no kernel: expected one at least")
+        for entry in kernels:
+            toolchain.check(entry)
+        for made in (lib, include, package):
+            made.mkdir(parents=True, exist_ok=True)
+        toolchain.user_functions(kernels, folder)
         text, functions, _ = catalogue.describe(kernels, toolchain.programs, toolchain.autoschedulers, folder)
         objects = toolchain.objects(functions, folder)
         made = work / "archive.a"
@@ -172,6 +187,8 @@ def main():
     parser.add_argument("--toolchain", required=True)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--score-mod", action="append", default=[])
+    parser.add_argument("--mask-mod", action="append", default=[])
     parser.add_argument("catalogues", nargs="*")
     args = parser.parse_args()
     toolchain = Toolchain(args.toolchain)
@@ -179,7 +196,7 @@ def main():
         serve(toolchain)
     else:
         catalogue.check(args.output and args.catalogues, "expected -o DIR and a catalogue, or --serve")
-        export(toolchain, args.output, args.catalogues)
+        export(toolchain, args.output, args.catalogues, args.score_mod, args.mask_mod)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@
 namespace attune::rt {
 
 constexpr int64_t bytes_of(attune_dtype t) {
-    return t == ATTUNE_F32 ? 4 : t == ATTUNE_U8 ? 1 : t == ATTUNE_I64 ? 8 : 2;
+    return t == ATTUNE_F32 || t == ATTUNE_I32 ? 4 : t == ATTUNE_U8 ? 1 : t == ATTUNE_I64 ? 8 : 2;
 }
 
 // y[c] = x[c * stride], for n elements of `dtype`.

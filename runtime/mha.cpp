@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <list>
 #include <map>
@@ -20,6 +21,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace attune::rt {
@@ -50,7 +52,7 @@ struct MatrixSource {
 
 // Everything that decides which plan a call gets. The number of threads is part of it, because a plan made for another
 // number has another workspace. Kernels that are registered later are for plans that are made later.
-using PlanKey = std::array<int64_t, 15>;
+using PlanKey = std::array<int64_t, 16>;
 
 int64_t bits_of(float x) {
     int32_t bits;
@@ -73,7 +75,8 @@ PlanKey plan_key(const attune_problem &p) {
             p.window_left,
             p.window_right,
             int64_t(p.scores_stage),
-            int64_t(attune_get_num_threads())};
+            int64_t(attune_get_num_threads()),
+            int64_t(std::hash<std::string_view>{}(p.mods ? p.mods : ""))};
 }
 
 // The plans of one module, most recently used first. Looking one up allocates nothing.

@@ -24,6 +24,7 @@ using namespace attune::rt;
 
 struct attune_plan {
     attune_problem problem;
+    std::string mods; // problem.mods points to it
     const attune_kernel *kernel;
     int threads, workers;
     float scale;
@@ -72,7 +73,8 @@ attune_status run_on_device(const attune_plan &plan, const attune_tensors &tenso
                            &tensors,
                            plan.scale,
                            0,
-                           reinterpret_cast<void *>(aligned(reinterpret_cast<size_t>(workspace), kDeviceAlign))};
+                           reinterpret_cast<void *>(aligned(reinterpret_cast<size_t>(workspace), kDeviceAlign)),
+                           0};
     const bool timed = time_phases && k.num_phases <= int64_t(phase_seconds.size());
     num_phase_seconds = 0;
     if (attune_status s = device::run(k, args, timed ? phase_seconds.data() : nullptr)) return s;
@@ -188,9 +190,11 @@ extern "C" attune_status attune_plan_create(const attune_problem *problem, const
 
     auto made = std::make_unique<attune_plan>();
     made->problem = p;
+    made->mods = p.mods ? p.mods : "";
+    made->problem.mods = made->mods.empty() ? nullptr : made->mods.c_str();
     made->threads = o.threads ? o.threads : attune_get_num_threads();
     std::string tuned;
-    if (!o.kernel && !o.strategy && p.device == ATTUNE_CPU && !(p.flags & ATTUNE_DETERMINISTIC)) {
+    if (!o.kernel && !o.strategy && p.device == ATTUNE_CPU && !(p.flags & ATTUNE_DETERMINISTIC) && made->mods.empty()) {
         const TuningStore &store = tuning_store();
         if (!store.warning().empty()) tuned = formatted("tuning store: {}\n", store.warning());
         if (const TuningEntry *e = store.find(bucket_of(p, made->threads))) {
@@ -256,6 +260,7 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
     if (!plan) return fail(ATTUNE_INVALID_ARGUMENT, "plan is null: expected a plan of attune_plan_create");
     const attune_problem &p = plan->problem;
     if (attune_status s = validate_tensors(p, tensors)) return s;
+    if (attune_status s = validate_params(*plan->kernel, p, *tensors)) return s;
     if (workspace_size < plan->workspace)
         return fail(ATTUNE_INVALID_ARGUMENT, "workspace_size is {}: expected at least {} (attune_plan_workspace)",
                     workspace_size, plan->workspace);
@@ -267,7 +272,7 @@ extern "C" attune_status attune_run(const attune_plan *plan, const attune_tensor
 
     const attune_kernel &k = *plan->kernel;
     char *base = reinterpret_cast<char *>(aligned(reinterpret_cast<size_t>(workspace)));
-    const attune_args args{sizeof(attune_args), &p, tensors, plan->scale, 0, nullptr};
+    const attune_args args{sizeof(attune_args), &p, tensors, plan->scale, 0, nullptr, 0};
     const int64_t groups = num_groups(k, p);
     std::array<int64_t, kMaxPhases> tasks;
     const auto phases = size_t(k.num_phases);

@@ -47,6 +47,10 @@ std::string refusal(const attune_kernel &k, const attune_problem &p) {
     if (k.device == ATTUNE_CPU && !cpu_has(k.isa)) return formatted("this CPU has no {}", k.isa);
     if (k.device == ATTUNE_CPU && isa_rank(k.isa) > isa_rank(dispatch_isa()))
         return formatted("ATTUNE_ISA allows {} at most", dispatch_isa());
+    const std::string_view wanted = p.mods ? p.mods : "", mods = k.mods ? k.mods : "";
+    if (wanted != mods)
+        return mods.empty() ? formatted("it has no user functions {}", wanted)
+                            : formatted("it is made with the user functions {}", mods);
     if (k.device != ATTUNE_CPU)
         if (std::string why = device::refusal(k, p); !why.empty()) return why;
     const auto takes = [&k](attune_dtype built, attune_dtype asked, uint32_t any) {

@@ -72,6 +72,8 @@ extern "C" const char *attune_dtype_string(attune_dtype dtype) {
         return "u8";
     case ATTUNE_I64:
         return "i64";
+    case ATTUNE_I32:
+        return "i32";
     }
     return "unknown";
 }

@@ -26,10 +26,17 @@ double element(const attune_tensor &t, const char *row, int64_t index) {
 struct Row {
     const attune_args &args;
     const attune_problem &p;
+    const UserRow *user;
     int64_t b, h, hkv, i;
     Interval seen;
+    // What user functions say of some keys from user_first on: they are asked for many at a time.
+    static constexpr int64_t kUserKeys = 64;
+    mutable int64_t user_first = -kUserKeys;
+    mutable float user_scores[kUserKeys];
+    mutable uint8_t user_visible[kUserKeys];
 
-    Row(const attune_args &args, const Tile &tile, int64_t r) : args(args), p(*args.problem), b(tile.b), hkv(tile.hkv) {
+    Row(const attune_args &args, const Tile &tile, int64_t r, const UserRow *user)
+        : args(args), p(*args.problem), user(user), b(tile.b), hkv(tile.hkv) {
         const int64_t row = tile.first + r;
         h = hkv * (p.Hq / p.Hkv) + row / p.N;
         i = row % p.N;
@@ -50,6 +57,22 @@ struct Row {
         return p.flags & ATTUNE_SOFTCAP ? double(p.softcap) * std::tanh(s / double(p.softcap)) : s;
     }
 
+    // The same after user functions; false if these hide key j.
+    bool modified(int64_t j, double &s) const {
+        if (!user) {
+            s = capped(j);
+            return true;
+        }
+        if (j < user_first || j >= user_first + kUserKeys) {
+            user_first = j;
+            const int64_t count = std::min(kUserKeys, p.M - j);
+            for (int64_t n = 0; n < count; n++) user_scores[n] = float(capped(j + n));
+            user->apply(b, h, i, j, count, user_scores, user_visible);
+        }
+        s = double(user_scores[j - user_first]);
+        return user_visible[j - user_first] != 0;
+    }
+
     // False if key j is invisible.
     bool biased(int64_t j, double &s) const {
         const attune_tensors &t = *args.tensors;
@@ -58,7 +81,7 @@ struct Row {
         double bias = 0;
         if (p.flags & ATTUNE_BIAS) bias = *at<float>(*t.bias, b, h, i, j);
         if (bias == -kInf) return false;
-        s = capped(j);
+        if (!modified(j, s)) return false;
         if (p.flags & ATTUNE_ALIBI) {
             const int64_t offset = p.flags & ATTUNE_OFFSETS ? t.offsets[b] : p.offset;
             s -= double(t.alibi_slopes[h]) * std::fabs(double(i + offset - j));
@@ -91,7 +114,7 @@ State reduce(const Row &row, Interval keys) {
 } // namespace
 
 void strict_attend(const attune_args &args, const Tile &tile, Interval keys, float *out, int64_t out_stride,
-                   float *row_max, float *row_sum) {
+                   float *row_max, float *row_sum, const UserRow *user) {
     strict_tiles.fetch_add(1, std::memory_order_relaxed);
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
@@ -99,7 +122,7 @@ void strict_attend(const attune_args &args, const Tile &tile, Interval keys, flo
     constexpr int64_t kChunk = 128;
     double acc[kChunk];
     for (int64_t r = 0; r < tile.rows; r++) {
-        const Row row(args, tile, r);
+        const Row row(args, tile, r, user);
         const State x = reduce(row, keys);
         for (int64_t c0 = 0; c0 < p.dv; c0 += kChunk) {
             const int64_t chunk = std::min(kChunk, p.dv - c0);
@@ -119,11 +142,11 @@ void strict_attend(const attune_args &args, const Tile &tile, Interval keys, flo
     }
 }
 
-void strict_scores(const attune_args &args, const Tile &tile) {
+void strict_scores(const attune_args &args, const Tile &tile, const UserRow *user) {
     const attune_problem &p = *args.problem;
     const attune_tensor &t = *args.tensors->scores;
     for (int64_t r = 0; r < tile.rows; r++) {
-        const Row row(args, tile, r);
+        const Row row(args, tile, r, user);
         State x = p.scores_stage == ATTUNE_SCORES_PROBABILITIES ? reduce(row, {0, p.M}) : State{};
         if (p.flags & ATTUNE_SINK && x.any) x.sum += std::exp(double(args.tensors->sinks[row.h]) - x.max);
         for (int64_t j = 0; j < p.M; j++) {

@@ -62,6 +62,7 @@ int64_t Sequence::enter(attune_args &args, const attune_phase &phase) {
     if (t.kv_len) tensors_.kv_len += b;
     if (t.offsets) tensors_.offsets += b;
     args.group -= b * problem_.Hkv;
+    args.sequence = b;
     args.problem = &problem_;
     args.tensors = &tensors_;
     return phase.tasks(&args);

@@ -12,7 +12,7 @@ namespace attune::tools {
 
 void add_build(CLI::App &app, Status &status) {
     struct Options {
-        std::vector<std::string> files;
+        std::vector<std::string> files, score_mods, mask_mods;
         std::string output;
     };
     auto options = std::make_shared<Options>();
@@ -21,11 +21,19 @@ void add_build(CLI::App &app, Status &status) {
     command->add_option("-o,--output", options->output, "The folder for lib/ and include/; its name is the library's")
         ->required()
         ->type_name("DIR");
+    command
+        ->add_option("--score-mod", options->score_mods,
+                     "User functions of scores (docs/kernels.md), into all of the kernels")
+        ->type_name("FILE");
+    command->add_option("--mask-mod", options->mask_mods, "The same of masks")->type_name("FILE");
     command->callback([options, &status] {
         for (const std::string &file : options->files)
             if (!std::filesystem::exists(file)) fail("FILE={}: not there; expected a catalogue", file);
         const Toolchain t = find_toolchain();
         std::vector<std::string> arguments = {t.python, t.kernel_set, "--toolchain", t.path, "-o", options->output};
+        for (const auto &[name, files] :
+             {std::pair{"--score-mod", &options->score_mods}, {"--mask-mod", &options->mask_mods}})
+            for (const std::string &file : *files) arguments.insert(arguments.end(), {name, file});
         arguments.insert(arguments.end(), options->files.begin(), options->files.end());
         std::string output;
         const int code = run_program(arguments, output);

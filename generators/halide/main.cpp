@@ -2,14 +2,20 @@
 //
 //   attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] [--launches FILE]
 //   [--emit schedule|stmt|asm|device --output FILE]
+//   [--score-mod PLUGIN] … [--mask-mod PLUGIN] …
 //   attune-halide-gen --runtime FILE TARGET
+//   attune-halide-gen --describe FILE [--score-mod PLUGIN] … [--mask-mod PLUGIN] …
 //   attune-halide-gen --space dk=64 dv=64 rows=1024 keys=1024 lanes=16 registers=32 l1=32768 l2=1048576
 //
 // --launches writes a line for each kernel that the function launches on a device: name, threads of a workgroup, bytes
 // of shared memory. `device` is the code for the device: PTX, OpenCL C or SPIR-V.
 //
+// The plug-ins are user functions (include/attune/mods.h), in the order in which they are applied; --describe lists
+// their parameters as attune_mod_param, with an empty one at the end.
+//
 // Halide's own driver knows neither how much memory a kernel takes for itself nor how to print a loop nest; both are
 // wanted in the registry. --space prints what `attune tune` may try (space.h).
+#include "mods.h"
 #include "space.h"
 
 #include "Halide.h"
@@ -36,7 +42,13 @@ class Reporter : public CompileTimeErrorReporter {
   public:
     explicit Reporter(std::string generator) : generator(std::move(generator)) {}
     void warning(const char *message) override { std::cerr << "attune-halide-gen: " << generator << ": " << message; }
-    void error(const char *message) override { fail(generator + ": " + message); }
+    void error(const char *message) override {
+        const std::string files = attune_gen::user_mods().files();
+        if (attune_gen::user_place.empty())
+            fail(generator + (files.empty() ? "" : ", with the user functions of " + files) + ": " + message);
+        std::cerr << attune_gen::user_place << message;
+        std::exit(1);
+    }
 
   private:
     std::string generator;
@@ -161,6 +173,21 @@ int print_spaces(int argc, char **argv) {
     return 0;
 }
 
+// The parameters of the user functions, for the registry.
+void describe_user_functions(const std::string &file) {
+    std::ofstream out(file);
+    out << "// name, type, rank, what each dimension is indexed by\n";
+    for (const attune_gen::UserParameter &p : attune_gen::user_mods().parameters())
+        out << "{\"" << p.name << "\", "
+            << (p.type == Float(32) ? "ATTUNE_F32"
+                : p.type == Int(32) ? "ATTUNE_I32"
+                : p.type == Int(64) ? "ATTUNE_I64"
+                : p.type == UInt(8) ? "ATTUNE_U8"
+                                    : "")
+            << ", " << p.rank << ", {" << p.by[0] << ", " << p.by[1] << ", " << p.by[2] << ", " << p.by[3] << "}},\n";
+    out << "{nullptr, ATTUNE_F32, 0, {}},\n";
+}
+
 int run(int argc, char **argv) {
     if (argc > 1 && std::string(argv[1]) == "--space") return print_spaces(argc, argv);
     if (argc == 4 &&
@@ -168,16 +195,17 @@ int run(int argc, char **argv) {
         compile_standalone_runtime(argv[2], Target(argv[3]));
         return 0;
     }
+    const bool describe = argc > 2 && std::string(argv[1]) == "--describe";
     if (argc < 4)
         fail("usage: attune-halide-gen GENERATOR FUNCTION TARGET [param=value …] [--object FILE] [--scratch FILE] "
              "[--launches FILE] [--emit schedule|stmt|asm|device --output FILE]");
     const std::string generator = argv[1], function = argv[2];
-    const Target target(argv[3]);
+    const Target target(describe ? "host" : argv[3]);
     std::string object, scratch_file, launches_file, emit, output;
     std::string autoscheduler, plugin;
     std::vector<std::pair<std::string, std::string>> params;
     std::map<std::string, std::string> autoscheduler_params;
-    for (int i = 4; i < argc; i++) {
+    for (int i = describe ? 3 : 4; i < argc; i++) {
         const std::string arg = argv[i];
         auto value = [&]() -> std::string {
             return i + 1 < argc ? argv[++i] : (fail(arg + ": a value is missing"), "");
@@ -194,6 +222,8 @@ int run(int argc, char **argv) {
             output = value();
         else if (arg == "--plugin")
             plugin = value();
+        else if (arg == "--score-mod" || arg == "--mask-mod")
+            attune_gen::user_mods().load(value(), arg == "--score-mod");
         else if (const size_t eq = arg.find('='); eq != std::string::npos) {
             const std::string name = arg.substr(0, eq), text = arg.substr(eq + 1);
             if (name == "autoscheduler")
@@ -204,6 +234,10 @@ int run(int argc, char **argv) {
                 params.emplace_back(name, text);
         } else
             fail("unexpected argument '" + arg + "'");
+    }
+    if (describe) {
+        describe_user_functions(function);
+        return 0;
     }
     if (!plugin.empty()) load_plugin(plugin);
 
@@ -254,7 +288,9 @@ int run(int argc, char **argv) {
 
     auto *scratch = new Scratch;
     pipeline.add_custom_lowering_pass(scratch, [] {});
-    Module module = pipeline.compile_to_module(args, function, target, LinkageType::External);
+    // With user functions the arguments are not the same for all kernels: these are called by FUNCTION_argv.
+    const auto linkage = attune_gen::user_mods().any() ? LinkageType::ExternalPlusArgv : LinkageType::External;
+    Module module = pipeline.compile_to_module(args, function, target, linkage);
     if (!object.empty()) module.compile({{OutputFileType::object, object}});
     if (!launches_file.empty()) {
         Launches launches;

@@ -3,6 +3,7 @@
 // beside each buffer, innermost first. All buffers are for one task (one head, one tile of rows) with a minimum of 0.
 #pragma once
 
+#include "mods.h"
 #include "stages/mask.h"
 #include "stages/types.h"
 
@@ -47,7 +48,32 @@ template <typename Self> class MaskedPhase : public Generator<Self> {
         t.softcap = softcap;
         t.first_row = first_row, t.rows_per_head = rows_per_head, t.num_rows = num_rows, t.num_keys = num_keys;
         t.panel = panel ? int(panel) : int(k);
+        if (row_query)
+            t.user = [this](const Expr &score, const Expr &key, const Expr &r, const Expr &slot) {
+                const UserMods::Place at{*batch, (*row_head)(r), (*row_query)(r), key};
+                return user_mods().score(score, at, *zero, user.reader({at.b, at.h, at.q}, key, slot < *whole_slots));
+            };
         return t;
+    }
+
+    // For configure(): what user functions need, behind the declared inputs (runtime/halide/user.h brings it).
+    void configure_user() {
+        if (!user_mods().any()) return;
+        row_query = this->template add_input<Buffer<int32_t, 1>>("row_query"); // (r): the row in its head
+        row_head = this->template add_input<Buffer<int32_t, 1>>("row_head");   // (r): its query head
+        // The panels that the tile sees, in place of the panels from begin to end: first those that every row sees
+        // whole, then the others. begin, end, full_begin and full_end then count keys along this list.
+        slots = this->template add_input<Buffer<int32_t, 1>>("slots");
+        whole_slots =
+            this->template add_input<int32_t>("whole_slots"); // those ahead of a panel that is not full of keys
+        batch = this->template add_input<int32_t>("batch");
+        zero = this->template add_input<uint32_t>("zero"); // 0
+        user.add_to(*this);
+    }
+    bool in_slots() const { return slots != nullptr; }
+    // The panel at a place of the list.
+    Expr panel_at(const Expr &slot) {
+        return slots ? unsafe_promise_clamped((*slots)(slot), 0, (num_keys - 1) / 8) : slot; // of 8 keys at least
     }
 
     void promise_mask_layout() {
@@ -56,7 +82,17 @@ template <typename Self> class MaskedPhase : public Generator<Self> {
         slope.dim(0).set_bounds(0, rows).set_stride(1);
         for (int i : {0, 1}) mask_tail.dim(i).set_min(0), bias_tail.dim(i).set_min(0);
         for (int i : {0, 1, 2}) mask.dim(i).set_min(0), bias.dim(i).set_min(0);
+        if (!row_query) return;
+        for (auto *b : {row_query, row_head}) b->dim(0).set_bounds(0, rows).set_stride(1);
+        slots->dim(0).set_min(0).set_stride(1);
+        user.promise();
     }
+
+  private:
+    In<Buffer<int32_t, 1>> *row_query = nullptr, *row_head = nullptr, *slots = nullptr;
+    In<int32_t> *batch = nullptr, *whole_slots = nullptr;
+    In<uint32_t> *zero = nullptr;
+    UserInputs user;
 };
 
 // The reading side of a tile of query rows, shared by `attend` (flash, rowstrip) and `partial` (split_kv).
@@ -90,6 +126,7 @@ template <typename Self> class AttendPhase : public MaskedPhase<Self> {
         value.set_dimensions(2);
         for (auto *b : {&out, &row_max, &row_sum})
             b->set_type(Float(32)), b->set_dimensions(b == &out || dv == 0 ? 2 : 1);
+        this->configure_user();
     }
 
   protected:

@@ -9,7 +9,8 @@
  * sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys cu_seqlens_k[b] to cu_seqlens_k[b + 1]. Each is an
  * attention of its own, with the bits that it has when it is run alone by the same kernel.
  *
- * Order of what happens to a score: scale * q.k -> soft cap -> ALiBi -> bias -> mask -> softmax -> times V.
+ * Order of what happens to a score: scale * q.k -> soft cap -> user functions -> ALiBi -> bias -> mask -> softmax ->
+ * times V.
  *
  * Use: fill an attune_problem (attune_problem_init first), make a plan, ask for its workspace, run it as often as
  * wanted. A plan is immutable and may be shared by threads; a run allocates nothing. Every function returns a status;
@@ -58,8 +59,9 @@ typedef enum attune_dtype ATTUNE_ANY_INT {
     ATTUNE_F32 = 0,
     ATTUNE_BF16 = 1,
     ATTUNE_F16 = 2,
-    ATTUNE_U8 = 3, /* bool masks: one byte, nonzero = attend */
-    ATTUNE_I64 = 4
+    ATTUNE_U8 = 3,  /* bool masks: one byte, nonzero = attend */
+    ATTUNE_I64 = 4, /* this and i32: parameters of user functions */
+    ATTUNE_I32 = 5
 } attune_dtype;
 
 typedef enum attune_device ATTUNE_ANY_INT {
@@ -120,7 +122,19 @@ typedef struct attune_problem {
     int64_t offset;                    /* row i stands at position i + offset among the keys */
     int64_t window_left, window_right; /* keys i+offset-left .. i+offset+right, inclusive; -1: unbounded */
     attune_scores_stage scores_stage;
+    const char *mods; /* user functions: the names of a kernel's (attune_kernel.mods), e.g. "alibi" or "cap,document".
+                         NULL or "": none. A plan keeps a copy */
 } attune_problem;
+
+/* The value of a parameter of user functions. */
+#define ATTUNE_MAX_PARAMS 16
+typedef struct attune_param {
+    const char *name;
+    attune_dtype dtype; /* f32, i32, i64 or u8 */
+    int rank;           /* 0: a scalar, which lies at data */
+    const void *data;
+    int64_t shape[4], stride[4]; /* the first `rank` of them; strides in elements, the last one is 1 */
+} attune_param;
 
 /* The tensors of one run. Optional ones are NULL unless the problem's flags ask for them; lse may always be given. */
 typedef struct attune_tensors {
@@ -137,6 +151,8 @@ typedef struct attune_tensors {
     const float *sinks;          /* [Hq] */
     const int64_t *cu_seqlens_q; /* [B + 1], from 0, never falling; the last is the number of packed rows */
     const int64_t *cu_seqlens_k; /* [B + 1], the same for keys */
+    const attune_param *params;  /* those of the plan's user functions, in any order */
+    int64_t num_params;
 } attune_tensors;
 
 /* How a plan is to be made. */

@@ -17,6 +17,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <new>
@@ -50,7 +52,14 @@ inline void check(Status status) {
     throw Error(status, message.empty() ? attune_status_string(status) : message);
 }
 
-enum class Dtype : int { f32 = ATTUNE_F32, bf16 = ATTUNE_BF16, f16 = ATTUNE_F16, u8 = ATTUNE_U8, i64 = ATTUNE_I64 };
+enum class Dtype : int {
+    f32 = ATTUNE_F32,
+    bf16 = ATTUNE_BF16,
+    f16 = ATTUNE_F16,
+    u8 = ATTUNE_U8,
+    i64 = ATTUNE_I64,
+    i32 = ATTUNE_I32
+};
 
 enum class Device : int { cpu = ATTUNE_CPU, opencl = ATTUNE_OPENCL, vulkan = ATTUNE_VULKAN, cuda = ATTUNE_CUDA };
 
@@ -78,8 +87,11 @@ template <class T> constexpr attune_dtype dtype_of() {
         return ATTUNE_U8;
     } else if constexpr (std::is_same_v<U, std::int64_t>) {
         return ATTUNE_I64;
+    } else if constexpr (std::is_same_v<U, std::int32_t>) {
+        return ATTUNE_I32;
     } else {
-        static_assert(always_false<T>, "elements must be float, attune::Bf16, attune::F16, uint8_t, bool or int64_t");
+        static_assert(always_false<T>,
+                      "elements must be float, attune::Bf16, attune::F16, uint8_t, bool, int32_t or int64_t");
     }
 }
 
@@ -261,6 +273,9 @@ struct Problem {
     // B packed sequences, cut by Extras::cu_seqlens_q and _k; N and M are the longest that a run may have. See
     // packed().
     bool varlen = false;
+    // User functions by their names, e.g. "alibi"; Extras::params has their parameters. The caller's text; a plan
+    // copies it.
+    const char *mods = nullptr;
 
     attune_problem to_c() const noexcept {
         attune_problem p;
@@ -298,6 +313,7 @@ struct Problem {
         p.window_left = window_left;
         p.window_right = window_right;
         p.scores_stage = static_cast<attune_scores_stage>(scores.value_or(Scores::raw));
+        p.mods = mods;
         return p;
     }
 };
@@ -405,6 +421,59 @@ class Workspace {
     std::size_t size_ = 0;
 };
 
+// The value of a parameter of user functions. Make one with param below.
+struct Param {
+    std::string name;
+    Dtype dtype = Dtype::f32;
+    int rank = 0; // 0: a scalar
+    const void *data = nullptr;
+    std::array<std::int64_t, 4> shape{}, stride{};
+    alignas(8) std::array<std::byte, 8> scalar{}; // in place of data
+
+    attune_param to_c() const noexcept {
+        attune_param p{};
+        p.name = name.c_str();
+        p.dtype = static_cast<attune_dtype>(dtype);
+        p.rank = rank;
+        p.data = rank ? data : scalar.data();
+        for (std::size_t i = 0; i < 4; i++) {
+            p.shape[i] = shape[i];
+            p.stride[i] = stride[i];
+        }
+        return p;
+    }
+};
+
+// A scalar: float, int32_t, int64_t or uint8_t, as the user function has it.
+template <class T>
+requires std::is_arithmetic_v<T> Param param(std::string name, T value) {
+    Param p;
+    p.name = std::move(name);
+    p.dtype = static_cast<Dtype>(detail::dtype_of<T>());
+    std::memcpy(p.scalar.data(), &value, sizeof value);
+    return p;
+}
+
+// A dense array of that shape, of memory that outlives the run.
+template <detail::Memory R> Param param(std::string name, R &&memory, std::initializer_list<std::int64_t> shape) {
+    if (shape.size() < 1 || shape.size() > 4)
+        detail::invalid(name + " has rank " + std::to_string(shape.size()) + ": expected 1 to 4");
+    std::array<std::int64_t, 4> extents{1, 1, 1, 1}, strides{};
+    std::size_t rank = 0;
+    for (const std::int64_t extent : shape) extents[rank++] = extent;
+    std::int64_t step = 1;
+    for (std::size_t d = rank; d-- > 0; step *= extents[d]) strides[d] = step;
+    const auto view = detail::view(std::forward<R>(memory), extents, strides); // checks the size
+    Param p;
+    p.name = std::move(name);
+    p.dtype = view.dtype;
+    p.rank = int(rank);
+    p.data = view.data;
+    p.shape = extents;
+    p.stride = strides;
+    return p;
+}
+
 // The optional tensors of a run: given exactly when the problem's flags ask for them; lse always may be given.
 struct Extras {
     std::optional<ConstTensorView> mask{};   // uint8_t or bool [B, Hq, N, M], nonzero = attend
@@ -417,6 +486,7 @@ struct Extras {
     std::span<const float> sinks{};          // [Hq]
     // [B + 1] each, from 0, never falling: sequence b is rows (keys) cu_seqlens[b] to cu_seqlens[b + 1]
     std::span<const std::int64_t> cu_seqlens_q{}, cu_seqlens_k{};
+    std::vector<Param> params{}; // of Problem::mods, in any order
 };
 
 // The tensors of one run: Q [B, Hq, N, dk], K [B, Hkv, M, dk], V [B, Hkv, M, dv] and O [B, Hq, N, dv], the output.
@@ -437,6 +507,7 @@ template <class T> const T *pointer(std::span<const T> span) noexcept {
 struct CTensors {
     attune_tensors c;
     attune_tensor mask, bias, lse, scores;
+    std::array<attune_param, ATTUNE_MAX_PARAMS> params;
 
     explicit CTensors(const Extras &extras) noexcept {
         attune_tensors_init(&c);
@@ -455,6 +526,9 @@ struct CTensors {
         c.sinks = pointer(extras.sinks);
         c.cu_seqlens_q = pointer(extras.cu_seqlens_q);
         c.cu_seqlens_k = pointer(extras.cu_seqlens_k);
+        for (std::size_t i = 0; i < extras.params.size() && i < params.size(); i++) params[i] = extras.params[i].to_c();
+        c.params = params.data();
+        c.num_params = std::int64_t(extras.params.size()); // too many are refused
     }
     CTensors(const CTensors &) = delete;
     CTensors &operator=(const CTensors &) = delete;

@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-#define ATTUNE_KERNEL_ABI 2
+#define ATTUNE_KERNEL_ABI 3
 
 /* What a phase gets to see. Everything is validated: shapes agree, optional tensors are there if their flag is set. */
 typedef struct attune_args {
@@ -32,6 +32,7 @@ typedef struct attune_args {
     int64_t group; /* b * Hkv + kv head; b for kernels with threads of their own */
     void *shared;  /* memory that the group's phases share, 64-byte aligned (device: 256); what an earlier group left is
                       in it */
+    int64_t sequence; /* packed sequences are problems of their own: which one this is; otherwise 0 */
 } attune_args;
 
 /* Runs tasks [begin, end) of the group. scratch: the calling thread's own, 64-byte aligned. Returns 0, or an error of
@@ -64,6 +65,15 @@ typedef struct attune_device_code {
     int64_t shared_bytes;           /* of a workgroup */
 } attune_device_code;
 
+/* A parameter of a kernel's user functions: each run brings one of that name. */
+enum { ATTUNE_BY_BATCH = 1, ATTUNE_BY_HEAD = 2, ATTUNE_BY_ROW = 4, ATTUNE_BY_KEY = 8 };
+typedef struct attune_mod_param {
+    const char *name;
+    attune_dtype dtype;
+    int rank;            /* 0: a scalar */
+    unsigned char by[4]; /* what each dimension is indexed by: its extent must be B, Hq, N or M at least */
+} attune_mod_param;
+
 typedef struct attune_kernel {
     size_t struct_size;
     uint32_t abi; /* ATTUNE_KERNEL_ABI */
@@ -87,6 +97,9 @@ typedef struct attune_kernel {
     const attune_device_code *code;                         /* of a device kernel, where it is known */
     int64_t num_code;
     const char *(*refuses)(const attune_problem *problem); /* what the fields above do not say: NULL, or why not */
+    const char *mods; /* names of its user functions, with commas: it runs problems that ask for these. NULL: none */
+    const attune_mod_param *mod_params;
+    int64_t num_mod_params;
 } attune_kernel;
 
 /* What a plug-in exports: a function attune_plugin() that returns its kernels (`attune build`, `attune tune`). */

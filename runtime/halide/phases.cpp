@@ -82,8 +82,10 @@ int64_t attend_tasks(const KernelMeta &meta, const attune_args &args) {
     return Tiling(p, meta.q).tiles_per_kv_head() * Sizes(meta, p).splits;
 }
 
-int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attune_args &args, int64_t task_begin,
-           int64_t task_end, void *scratch_memory) {
+namespace {
+
+template <typename Fn> int attend_by(const KernelMeta &meta, const Memory &memory, Fn fn, const attune_args &args,
+                                     int64_t task_begin, int64_t task_end, void *scratch_memory) {
     const attune_problem &p = *args.problem;
     const attune_tensors &t = *args.tensors;
     const Sizes s(meta, p);
@@ -92,9 +94,10 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     Arena arena(static_cast<char *>(scratch_memory) + scratch.used + 64, size_t(heap_bytes(meta, memory, p)));
     const Tiling tiling(p, meta.q);
     const int64_t w = meta.panel;
-    const bool natural = in_natural_units(p);
+    const bool natural = natural_units(meta, p);
     const float unit = natural ? kLog2e : 1.0f, scale = natural ? args.scale : args.scale * kLog2e;
     TileMask tile_mask(args, meta, scratch);
+    const UserRowOf user_row(args, meta.user);
     const bool kernel_can = (s.packs_values || readable(t.v)) && tile_mask.readable() &&
                             (meta.panel || readable(t.k)) && (!meta.pairs || std::fabs(scale) < kLargestPairScale);
     // The sum of the exact weights is for log-sum-exp, which a sink needs too. Parts are merged by it.
@@ -139,9 +142,11 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
             value.move_to(s.packs_values ? reinterpret_cast<char *>(shared.values) : address(t.v, tile.b, tile.hkv, 0));
             halide_buffer_t *key = meta.panel ? static_cast<halide_buffer_t *>(&packed) : &raw;
             arena.reset();
-            if (int error = tile_mask.call(fn, &arena, base(query), key, base(value), int32_t(seen.first),
-                                           int32_t(seen.last), int32_t(seen.all_first), int32_t(seen.all_last), unit,
-                                           std::fabs(scale), exact_sum, base(out), max_out, sum_out))
+            const Seen call = tile_mask.as_called(seen);
+            if (int error =
+                    tile_mask.template call<3>(fn, &arena, base(query), key, base(value), int32_t(call.first),
+                                               int32_t(call.last), int32_t(call.all_first), int32_t(call.all_last),
+                                               unit, std::fabs(scale), exact_sum, base(out), max_out, sum_out))
                 return error;
             if (!meta.dv)
                 for (int64_t r = 0; r < tile.rows; r++) {
@@ -154,7 +159,7 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
                  all_finite(l, 1, tile.rows, 0);
             if (meta.pairs) ok = ok && !lost_values(args, tile, seen, o, s.dv);
         }
-        if (!ok) strict_attend(args, tile, part, o, s.dv, m, l);
+        if (!ok) strict_attend(args, tile, part, o, s.dv, m, l, user_row.get());
         if (!meta.split_keys) {
             scatter(args, tile, o, s.dv, m, l, ok ? unit : kLog2e);
             continue;
@@ -173,6 +178,20 @@ int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attu
     return 0;
 }
 
+} // namespace
+
+int attend(const KernelMeta &meta, const Memory &memory, AttendFn fn, const attune_args &args, int64_t begin,
+           int64_t end, void *scratch) {
+    return attend_by(meta, memory, fn, args, begin, end, scratch);
+}
+int attend_user(const KernelMeta &meta, const Memory &memory, UserFn fn, const attune_args &args, int64_t begin,
+                int64_t end, void *scratch) {
+    return attend_by(meta, memory, fn, args, begin, end, scratch);
+}
+int64_t attend_user_tasks(const KernelMeta &meta, const attune_args &args) {
+    return attend_tasks(meta, args);
+}
+
 // merge: a task is one tile of rows; the parts of a row lie side by side.
 int64_t merge_tasks(const KernelMeta &meta, const attune_args &args) {
     return Tiling(*args.problem, meta.q).tiles_per_kv_head();
@@ -185,7 +204,7 @@ int merge(const KernelMeta &meta, const Memory &, MergeFn fn, const attune_args 
     const Shared shared(meta, p, args.shared);
     const Scratch scratch(meta, p, scratch_memory);
     const Tiling tiling(p, meta.q);
-    const bool natural = in_natural_units(p);
+    const bool natural = natural_units(meta, p);
     const float unit = natural ? kLog2e : 1.0f, to_natural = natural ? 1.0f : kLn2;
     for (int64_t task = begin; task < end; task++) {
         const Tile tile = tiling.tile(p, args.group, task);

@@ -16,15 +16,26 @@ struct halide_buffer_t;
 
 namespace attune::rt::halide {
 
+// User functions (docs/kernels.md) of a kernel. Functions that have them take an array of pointers, since the number of
+// their arguments differs.
+using UserFn = int (*)(void **);
+struct UserMeta {
+    const attune_mod_param *params;
+    int64_t num_params;
+    bool scores;        // some are of scores
+    UserFn blocks, row; // generators/halide/strategies/user.cpp; blocks is null where none is a mask
+};
+
 // What the adapters need to know of a kernel; the numbers come from the catalogue.
 struct KernelMeta {
-    int64_t dk, dv;     // 0: run-time sizes
-    int64_t q, k;       // rows of a tile, keys of a block
-    int64_t panel;      // keys of a packed panel; 0: K is read as it is
-    int64_t split_keys; // keys of one split; 0: the key axis is not split
-    bool keeps_scores;  // all N * M scores lie in the shared memory
-    bool whole;         // one call does a whole batch element
-    bool pairs;         // multiplies pairs of bf16: see ../pairs.h
+    int64_t dk, dv;       // 0: run-time sizes
+    int64_t q, k;         // rows of a tile, keys of a block
+    int64_t panel;        // keys of a packed panel; 0: K is read as it is
+    int64_t split_keys;   // keys of one split; 0: the key axis is not split
+    bool keeps_scores;    // all N * M scores lie in the shared memory
+    bool whole;           // one call does a whole batch element
+    bool pairs;           // multiplies pairs of bf16: see ../pairs.h
+    const UserMeta *user; // null: it has no user functions
 };
 
 // Memory that a Halide function takes for itself: on the stack, and through halide_malloc: heap + per_key * M +
@@ -60,7 +71,10 @@ using MergeFn = int (*)(void *, halide_buffer_t *part_out, halide_buffer_t *part
 #define ATTUNE_PHASE_KINDS(X)                                                                                          \
     X(pack, PackFn)                                                                                                    \
     X(attend, AttendFn)                                                                                                \
-    X(merge, MergeFn) X(score, ScoreFn) X(mask, MaskFn) X(softmax, SoftmaxFn) X(matmul, MatmulFn) X(whole, WholeFn)
+    X(merge, MergeFn)                                                                                                  \
+    X(score, ScoreFn)                                                                                                  \
+    X(mask, MaskFn)                                                                                                    \
+    X(softmax, SoftmaxFn) X(matmul, MatmulFn) X(whole, WholeFn) X(attend_user, UserFn) X(mask_user, UserFn)
 #define ATTUNE_DECLARE(kind, Fn)                                                                                       \
     int kind(const KernelMeta &meta, const Memory &memory, Fn fn, const attune_args &args, int64_t begin, int64_t end, \
              void *scratch);                                                                                           \

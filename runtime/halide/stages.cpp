@@ -62,7 +62,7 @@ int64_t score_tasks(const KernelMeta &meta, const attune_args &args) {
 int score(const KernelMeta &meta, const Memory &, ScoreFn fn, const attune_args &args, int64_t begin, int64_t end,
           void *scratch_memory) {
     Stage st(meta, args, scratch_memory);
-    const float scale = in_natural_units(st.p) ? args.scale : args.scale * kLog2e;
+    const float scale = natural_units(meta, st.p) ? args.scale : args.scale * kLog2e;
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);
         bool finite = gather_query(args, st.tile, meta.q, st.s.dk, scale, st.scratch.query);
@@ -86,11 +86,13 @@ int64_t mask_tasks(const KernelMeta &meta, const attune_args &args) {
     const attune_problem &p = *args.problem;
     const bool plain = !is_structured(p) && !(p.flags & (ATTUNE_MASK | ATTUNE_BIAS | ATTUNE_SOFTCAP | ATTUNE_ALIBI));
     const bool padded = p.M % meta.panel != 0;
-    return p.M == 0 || (plain && !padded && !(p.flags & ATTUNE_SCORES)) ? 0 : stage_tasks(meta, args);
+    return p.M == 0 || (plain && !padded && !meta.user && !(p.flags & ATTUNE_SCORES)) ? 0 : stage_tasks(meta, args);
 }
 
-int mask(const KernelMeta &meta, const Memory &, MaskFn fn, const attune_args &args, int64_t begin, int64_t end,
-         void *scratch_memory) {
+namespace {
+
+template <typename Fn>
+int mask_by(const KernelMeta &meta, Fn fn, const attune_args &args, int64_t begin, int64_t end, void *scratch_memory) {
     Stage st(meta, args, scratch_memory);
     TileMask tile_mask(args, meta, st.scratch);
     for (int64_t task = begin; task < end; task++) {
@@ -99,13 +101,27 @@ int mask(const KernelMeta &meta, const Memory &, MaskFn fn, const attune_args &a
         if (*st.strict) continue;
         tile_mask.move_to(st.tile, {0, st.p.M});
         Buffer<3> raw(st.scores, st.extents(), st.strides()), masked(st.scores, st.extents(), st.strides());
-        if (int error = tile_mask.call(fn, nullptr, base(raw), base(masked))) return error;
+        if (int error = tile_mask.template call<1>(fn, nullptr, base(raw), base(masked))) return error;
         if (st.gives(ATTUNE_SCORES_BIASED)) {
             constexpr float kInf = std::numeric_limits<float>::infinity();
             st.give([](int64_t, float x) { return x == -std::numeric_limits<float>::max() ? -kInf : x; });
         }
     }
     return 0;
+}
+
+} // namespace
+
+int mask(const KernelMeta &meta, const Memory &, MaskFn fn, const attune_args &args, int64_t begin, int64_t end,
+         void *scratch) {
+    return mask_by(meta, fn, args, begin, end, scratch);
+}
+int mask_user(const KernelMeta &meta, const Memory &, UserFn fn, const attune_args &args, int64_t begin, int64_t end,
+              void *scratch) {
+    return mask_by(meta, fn, args, begin, end, scratch);
+}
+int64_t mask_user_tasks(const KernelMeta &meta, const attune_args &args) {
+    return mask_tasks(meta, args);
 }
 
 int64_t softmax_tasks(const KernelMeta &meta, const attune_args &args) {
@@ -115,7 +131,7 @@ int64_t softmax_tasks(const KernelMeta &meta, const attune_args &args) {
 int softmax(const KernelMeta &meta, const Memory &, SoftmaxFn fn, const attune_args &args, int64_t begin, int64_t end,
             void *scratch_memory) {
     Stage st(meta, args, scratch_memory);
-    const float unit = in_natural_units(st.p) ? kLog2e : 1.0f;
+    const float unit = natural_units(meta, st.p) ? kLog2e : 1.0f;
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);
         if (*st.strict) continue;
@@ -144,7 +160,8 @@ int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_arg
     Stage st(meta, args, scratch_memory);
     const attune_problem &p = st.p;
     const attune_tensor &v = args.tensors->v;
-    const bool natural = in_natural_units(p), kernel_can = st.s.packs_values || readable(v);
+    const bool natural = natural_units(meta, p), kernel_can = st.s.packs_values || readable(v);
+    const UserRowOf user_row(args, meta.user);
     float *o = st.scratch.out;
     for (int64_t task = begin; task < end; task++) {
         st.move_to(task);
@@ -163,8 +180,8 @@ int matmul(const KernelMeta &meta, const Memory &, MatmulFn fn, const attune_arg
                  all_finite(st.row_sum, 1, st.tile.rows, 0);
         }
         if (!ok) {
-            strict_attend(args, st.tile, {0, p.M}, o, st.s.dv, st.row_max, st.row_sum);
-            if (p.flags & ATTUNE_SCORES) strict_scores(args, st.tile);
+            strict_attend(args, st.tile, {0, p.M}, o, st.s.dv, st.row_max, st.row_sum, user_row.get());
+            if (p.flags & ATTUNE_SCORES) strict_scores(args, st.tile, user_row.get());
         }
         scatter(args, st.tile, o, st.s.dv, st.row_max, st.row_sum, natural || !ok ? kLog2e : 1.0f);
     }

@@ -4,6 +4,7 @@
 
 #include "buffer.h"
 #include "phases.h"
+#include "user.h"
 
 #include "../pairs.h"
 #include "../tiles.h"
@@ -11,6 +12,7 @@
 #include <array>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 
 namespace attune::rt::halide {
 
@@ -70,6 +72,7 @@ struct Scratch {
     uint32_t *bias_tail; // bits of floats, see stages/mask.h
     int32_t *lo, *hi, *position;
     uint8_t *mask_tail;
+    UserScratch user;
     size_t used;
 
     Scratch(const KernelMeta &meta, const attune_problem &p, void *base) {
@@ -88,9 +91,15 @@ struct Scratch {
         bias_tail = pieces.take<uint32_t>(tail);
         mask_tail = pieces.take<uint8_t>(tail);
         widened = pieces.take<float>(meta.panel && !meta.pairs ? widened_floats(p, meta.panel) : 0);
+        user = UserScratch(meta, p, pieces);
         used = pieces.used();
     }
 };
+
+// Functions of scores add something to them, and are given what was computed so far in natural units.
+inline bool natural_units(const KernelMeta &meta, const attune_problem &p) {
+    return in_natural_units(p) || (meta.user && meta.user->scores);
+}
 
 inline int64_t heap_bytes(const KernelMeta &meta, const Memory &memory, const attune_problem &p) {
     return memory.heap + memory.heap_per_key * p.M + memory.heap_per_feature * Sizes(meta, p).dv;
@@ -139,7 +148,9 @@ class TileMask {
           lo_(scratch.lo, {q_}, {1}), hi_(scratch.hi, {q_}, {1}), position_(scratch.position, {q_}, {1}),
           slope_(scratch.slope, {q_}, {1}), mask_(scratch.mask_tail, extents(), strides(args.tensors->mask)),
           bias_(scratch.bias_tail, extents(), strides(args.tensors->bias)),
-          mask_tail_(scratch.mask_tail, {w_, q_}, {1, w_}), bias_tail_(scratch.bias_tail, {w_, q_}, {1, w_}) {}
+          mask_tail_(scratch.mask_tail, {w_, q_}, {1, w_}), bias_tail_(scratch.bias_tail, {w_, q_}, {1, w_}) {
+        if (meta.user) user_.emplace(args, meta, scratch.user);
+    }
 
     // Whether the optional tensors have strides that a kernel takes.
     bool readable() const {
@@ -157,17 +168,42 @@ class TileMask {
         if (has(ATTUNE_MASK)) move(mask_, *args_.tensors->mask, tail, ragged, scratch_.mask_tail);
         if (has(ATTUNE_BIAS)) move(bias_, *args_.tensors->bias, tail, ragged, scratch_.bias_tail);
         if (has(ATTUNE_ALIBI)) place_rows(args_, tile, q_, scratch_.position, scratch_.slope);
+        if (user_) user_error_ = user_->move_to(tile, s);
         return s;
     }
 
-    // fn(context, mask arguments…, rest…)
-    template <typename Fn, typename... Rest> int call(Fn fn, void *context, Rest... rest) {
+    // What `seen` is to the kernel: with user functions a list of panels.
+    Seen as_called(const Seen &seen) const { return user_ ? user_->listed() : seen; }
+
+    // fn(context, mask arguments…, rest…), of which the last `outputs` are the function's.
+    template <size_t outputs, typename Fn, typename... Rest> int call(Fn fn, void *context, Rest... rest) {
+        if constexpr (std::is_same_v<Fn, UserFn>) {
+            if (user_error_) return user_error_;
+            constexpr size_t ahead = 18 + sizeof...(Rest) - outputs;
+            return call_plain(
+                [&](auto... all) {
+                    Arguments a;
+                    size_t n = 0;
+                    const auto add = [&](auto &x) {
+                        if (n++ == ahead) user_->add_to(a);
+                        a.add(x);
+                    };
+                    (add(all), ...);
+                    return fn(a.data());
+                },
+                context, rest...);
+        } else {
+            return call_plain(fn, context, rest...);
+        }
+    }
+
+  private:
+    template <typename Fn, typename... Rest> int call_plain(Fn fn, void *context, Rest... rest) {
         return fn(context, &lo_, &hi_, &position_, &slope_, &mask_, &bias_, &mask_tail_, &bias_tail_, has(ATTUNE_MASK),
                   has(ATTUNE_BIAS), has(ATTUNE_SOFTCAP), has(ATTUNE_ALIBI), has(ATTUNE_SOFTCAP) ? p_.softcap : 1.0f,
                   int32_t(tile_.first), int32_t(p_.N), int32_t(group_ * p_.N), int32_t(p_.M), rest...);
     }
 
-  private:
     const attune_args &args_;
     const attune_problem &p_;
     const Scratch &scratch_;
@@ -177,6 +213,8 @@ class TileMask {
     Buffer<1> lo_, hi_, position_, slope_;
     Buffer<3> mask_, bias_;
     Buffer<2> mask_tail_, bias_tail_;
+    std::optional<UserTile> user_;
+    int user_error_ = 0;
 
     bool has(uint32_t flags) const { return p_.flags & flags; }
     std::array<int64_t, 3> extents() const { return {p_.M, p_.N, group_}; }

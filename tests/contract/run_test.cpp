@@ -378,7 +378,8 @@ TEST_F(Contract_3_15, phases_take_any_range_of_tasks) {
                                     &t,
                                     other.p.flags & ATTUNE_SCALE ? other.p.scale : 1.0f / std::sqrt(float(other.p.dk)),
                                     0,
-                                    shared_memory.data()};
+                                    shared_memory.data(),
+                                    0};
                     other.reset_outputs();
                     int error = 0;
                     for (; args.group < other.p.B * other.p.Hkv; args.group++)

@@ -30,7 +30,7 @@ TEST(LoadKernels, RefusesWhatIsNoLibrary) {
 }
 
 TEST(LoadKernels, RefusesAnotherAbi) {
-    EXPECT_EQ(refused(PLUGIN_1, "made for version 3 of the kernel ABI: expected 2"), ATTUNE_UNSUPPORTED);
+    EXPECT_EQ(refused(PLUGIN_1, "made for version 4 of the kernel ABI: expected 3"), ATTUNE_UNSUPPORTED);
 }
 
 TEST(LoadKernels, RefusesAnIsaThatTheCpuLacks) {

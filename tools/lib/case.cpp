@@ -302,6 +302,8 @@ std::string_view dtype_name(attune_dtype dtype) {
         return "u8";
     case ATTUNE_I64:
         return "i64";
+    case ATTUNE_I32:
+        return "i32";
     }
     return "?";
 }

@@ -81,6 +81,7 @@ inline uint16_t float_to_f16(float x) {
 inline size_t dtype_size(attune_dtype dtype) {
     switch (dtype) {
     case ATTUNE_F32:
+    case ATTUNE_I32:
         return 4;
     case ATTUNE_BF16:
     case ATTUNE_F16:

@@ -5,7 +5,10 @@
 // share a tile. The bool mask and the bias are read here, through their own strides.
 #pragma once
 
+#include "../mods.h"
 #include "types.h"
+
+#include <functional>
 
 namespace attune_gen {
 
@@ -22,6 +25,7 @@ struct RowTensors {
     Expr softcap;
     Expr first_row, rows_per_head, num_rows, num_keys;
     int panel = 0;
+    std::function<UserScore(Expr score, Expr key, Expr r, Expr slot)> user; // user functions; empty: there are none
 
     Expr row(const Expr &r) const { return min(first_row + r, num_rows - 1); }
     // Value of `t` (mask or bias) for key j of panel p (counted from key 0). Where it is not `used`, one panel of
@@ -37,13 +41,8 @@ inline Expr safe_key(const RowTensors &t, const Expr &j) {
     return min(j, t.num_keys - 1);
 }
 
-// cap * tanh(s / cap). tanh by its series near 0, where (1 - t) / (1 + t) loses digits, t = e^(-2|x|).
 inline Expr soft_cap(const Expr &s, const Expr &cap) {
-    const Expr x = s / cap, a = abs(x), x2 = x * x;
-    const Expr t = exp2_nonpositive(a * (-2.0f * kLog2e)), far = (1.0f - t) / (1.0f + t);
-    const Expr near =
-        x * (1.0f + x2 * (-0.333333333f + x2 * (0.133333333f + x2 * (-0.0539682540f + x2 * 0.0218694885f))));
-    return cap * select(a < 0.25f, near, select(x < 0.0f, -far, far));
+    return cap * fast_tanh(s / cap);
 }
 
 // What happens to one score after the matmul (contract 3.5), wherever the pieces come from.
@@ -52,10 +51,11 @@ struct ScoreTerms {
     Expr use_mask, mask;
     Expr use_bias, bias_bits; // of a float
     Expr use_softcap, softcap;
-    Expr use_alibi, slope, distance; // |position - key|
+    Expr use_alibi, slope, distance;           // |position - key|
+    std::function<UserScore(Expr score)> user; // user functions; empty: there are none
 };
 
-// Soft cap, ALiBi, bias and mask, in this order; kInvisible where the key is not seen.
+// Soft cap, user functions, ALiBi, bias and mask, in this order; kInvisible where the key is not seen.
 //
 // The bias comes as the bits of its floats: a bias of -inf masks, and under no-infinities rules the compiler turns a
 // test of a float's own bits into a comparison with infinity, which it then folds away. A NaN becomes +inf, which no
@@ -68,13 +68,19 @@ inline Expr shaped_score(const ScoreTerms &t, const Expr &score) {
     visible = visible && (!t.use_mask || t.mask != cast<uint8_t>(0));
     visible = visible && (!t.use_bias || bits != minus_infinity);
     Expr s = select(t.use_softcap, soft_cap(score, t.softcap), score);
+    if (t.user) {
+        const UserScore u = t.user(s);
+        s = u.score;
+        if (u.visible.defined()) visible = visible && u.visible;
+    }
     s = s - select(t.use_alibi, t.slope * t.distance, 0.0f);
     s = s + select(t.use_bias, bias, 0.0f);
     return select(visible, max(s, kLowestVisible), kInvisible);
 }
 
-// The score of key p * panel + j.
-inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, const Expr &p, const Expr &r) {
+// The score of key p * panel + j. `slot`: where the panel stands in a list of panels, for user functions.
+inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, const Expr &p, const Expr &r,
+                         const Expr &slot) {
     const Expr key = p * t.panel + j;
     ScoreTerms x;
     x.visible = key >= t.lo(r) && key < t.hi(r);
@@ -82,6 +88,7 @@ inline Expr masked_score(const RowTensors &t, const Expr &score, const Expr &j, 
     x.use_bias = t.use_bias, x.bias_bits = t.at(t.bias, t.bias_tail, t.use_bias, j, p, r);
     x.use_softcap = t.use_softcap, x.softcap = t.softcap;
     x.use_alibi = t.use_alibi, x.slope = t.slope(r), x.distance = cast<float>(abs(t.position(r) - key));
+    if (t.user) x.user = [&](const Expr &s) { return t.user(s, key, r, slot); };
     return shaped_score(x, score);
 }
 
@@ -94,6 +101,7 @@ inline Expr is_visible(const Expr &masked) {
 inline void specialize_for_tensors(Stage f, const RowTensors &t) {
     const Expr plain = !t.use_softcap && !t.use_alibi;
     f.specialize(plain && !t.use_mask && !t.use_bias);
+    if (t.user) return; // what these need is more than the rest, and the code is long already
     f.specialize(plain && t.use_mask && !t.use_bias);
     f.specialize(plain && !t.use_mask && t.use_bias);
     f.specialize(plain);

@@ -63,6 +63,15 @@ inline Expr exp2_to_bf16(const Expr &x) {
     return reinterpret<float>(reinterpret<int>(p) + (n << 23));
 }
 
+// tanh by its series near 0, where (1 - t) / (1 + t) loses digits, t = e^(-2|x|).
+inline Expr fast_tanh(const Expr &x) {
+    const Expr a = abs(x), x2 = x * x;
+    const Expr t = exp2_nonpositive(a * (-2.0f * kLog2e)), far = (1.0f - t) / (1.0f + t);
+    const Expr near =
+        x * (1.0f + x2 * (-0.333333333f + x2 * (0.133333333f + x2 * (-0.0539682540f + x2 * 0.0218694885f))));
+    return select(a < 0.25f, near, select(x < 0.0f, -far, far));
+}
+
 // A Func that is 0 and then accumulates over the reduction variable k.
 struct Accumulation {
     Func acc;

@@ -42,13 +42,14 @@ class FlashAttend : public AttendPhase<FlashAttend> {
             x.score = scaled_score(
                 name + "_score", {j, p, r, kb}, dk_extent(),
                 [&](const Expr &d) {
-                    const Expr at = kb * panels + p;
+                    const Expr at = panel_at(kb * panels + p);
                     return factor(key(j, d, edge ? min(at, num_panels - 1) : at));
                 },
                 [&](const Expr &d) { return query(d, r); });
             const Expr s = x.score.acc(j, p, r, kb);
+            const Expr slot = kb * panels + p;
             x.masked = Func(name + "_masked");
-            x.masked(j, p, r, kb) = edge ? masked_score(rows, scaled(s), j, kb * panels + p, r) : s;
+            x.masked(j, p, r, kb) = edge ? masked_score(rows, scaled(s), j, panel_at(slot), r, slot) : s;
             RDom strip(0, panels, name + "_panels");
             if (edge) strip.where(strip.x >= first && strip.x < limit);
             RDom exact;
@@ -70,7 +71,7 @@ class FlashAttend : public AttendPhase<FlashAttend> {
             const int terms = per_term(panel);
             RDom t(0, terms, 0, panels, name + "_t");
             if (edge) t.where(t.y >= first && t.y < limit);
-            const Expr term = (kb * panels + t.y) * terms + t.x;
+            const Expr term = panel_at(kb * panels + t.y) * terms + t.x;
             x.product = matmul(name + "_product", {c, r, kb}, t,
                                pairs ? x.softmax.pair_at(t.x, {t.y, r, kb}) : x.softmax.weight(t.x, t.y, r, kb),
                                factor(value(c, edge && !pairs ? safe_key(rows, term) : term))); // pairs are padded

@@ -85,8 +85,8 @@ class GpuSoftmax : public GpuStage<GpuSoftmax> {
     void generate() {
         const int n = lanes;
         Var p("p"), jo("jo"), ji("ji");
-        // Keys beyond the last: invisible. What is read for them and dropped is what the thread itself writes, if any does:
-        // others may have written already.
+        // Keys beyond the last: invisible. What is read for them and dropped is what the thread itself writes, if any
+        // does: others may have written already.
         Func padded("padded");
         const Expr key = p * n + j;
         padded(j, p, i, h, b) = select(key < num_keys, scores(min(key, sum_at()), i, h, b), kInvisible);

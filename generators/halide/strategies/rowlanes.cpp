@@ -24,7 +24,7 @@ class RowlanesAttend : public AttendPhase<RowlanesAttend> {
             "score", {r, j, p}, dk_real, [&](const Expr &d) { return cast<float>(key(d, safe_key(rows, p * k + j))); },
             [&](const Expr &d) { return lane_query(r, d); });
         raw(r, j, p) = score.acc(r, j, p);
-        masked(r, j, p) = masked_score(rows, raw(r, j, p), j, p, r);
+        masked(r, j, p) = masked_score(rows, raw(r, j, p), j, p, r, p);
 
         // Nobody has looked at K, and a maximum may drop a NaN: the largest magnitude among the scores, as an integer,
         // tells.

@@ -30,20 +30,21 @@ class RowstripAttend : public AttendPhase<RowstripAttend> {
         const Expr whole_last = clamp(full_end / panel, whole_first, last);
         const Expr front = whole_first - first;
         RDom edge(0, front + last - whole_last, "edge");
-        const Expr edge_panel = select(edge.x < front, first + edge.x, whole_last + edge.x - front);
+        const Expr edge_panel = in_slots() ? whole_last + edge.x // loops are parted by it
+                                           : select(edge.x < front, first + edge.x, whole_last + edge.x - front);
 
         Accumulation score = scaled_score(
-            "score", {j, p, r}, dk_extent(), [&](const Expr &d) { return cast<float>(key(j, d, p)); },
+            "score", {j, p, r}, dk_extent(), [&](const Expr &d) { return cast<float>(key(j, d, panel_at(p))); },
             [&](const Expr &d) { return query(d, r); });
         masked(j, p, r) = score.acc(j, p, r);
-        masked(j, edge_panel, r) = masked_score(rows, masked(j, edge_panel, r), j, edge_panel, r);
+        masked(j, edge_panel, r) = masked_score(rows, masked(j, edge_panel, r), j, panel_at(edge_panel), r, edge_panel);
 
         Softmax soft = softmax("row", masked, {j, p, r}, panel, RDom(first, count, "strip"), unit,
                                [&](const Expr &s, const Expr &w) { return select(is_visible(s), w, 0.0f); });
 
         RDom t(0, panel, first, count, "t");
         Accumulation product = matmul("product", {c, r}, t, soft.weight(t.x, t.y, r),
-                                      cast<float>(value(c, safe_key(rows, t.y * panel + t.x))));
+                                      cast<float>(value(c, safe_key(rows, panel_at(t.y) * panel + t.x))));
         if (dv) {
             inverse(r) = select(soft.sum(r) > 0.0f, 1.0f / soft.sum(r), 0.0f);
             out(c, r) = product.acc(c, r) * inverse(r);

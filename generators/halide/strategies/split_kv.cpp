@@ -36,7 +36,7 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         const Expr vector = pairs ? 2 * v : v; // features
         auto k_row = [&](const Expr &d, bool clamped) {
             auto at = [&](const Expr &d) {
-                return key(clamped ? min(d, dk_real - 1) : d, safe_key(rows, p * group + j));
+                return key(clamped ? min(d, dk_real - 1) : d, safe_key(rows, panel_at(p) * group + j));
             };
             return pairs ? pair(at(2 * d), at(2 * d + 1)) : cast<float>(at(d));
         };
@@ -52,7 +52,8 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         RDom fold(0, v, "fold");
         score(j, p, r) = 0.0f;
         score(j, p, r) += copied(fold, j, p, r);
-        masked(j, p, r) = masked_score(rows, scaled(score(j, p, r)), (p * group) % k + j, p * group / k, r);
+        const Expr first_key = panel_at(p) * group;
+        masked(j, p, r) = masked_score(rows, scaled(score(j, p, r)), first_key % k + j, first_key / k, r, p);
 
         // Nobody has looked at K, and a maximum may drop a NaN: the largest magnitude among the scores, as an integer,
         // tells.
@@ -71,7 +72,7 @@ class SplitKvPartial : public AttendPhase<SplitKvPartial> {
         RDom t(0, per_term(group), first, count, "t");
         const Expr feature =
             dv ? Expr(c) : min(likely(c), value.dim(0).extent() - 1); // the output is padded to whole vectors, V is not
-        auto v_at = [&](const Expr &j) { return value(feature, safe_key(rows, t.y * group + j)); };
+        auto v_at = [&](const Expr &j) { return value(feature, safe_key(rows, panel_at(t.y) * group + j)); };
         Accumulation product =
             pairs ? matmul("product", {c, r}, t, soft.pair_at(t.x, {t.y, r}), pair(v_at(2 * t.x), v_at(2 * t.x + 1)))
                   : matmul("product", {c, r}, t, soft.weight(t.x, t.y, r), cast<float>(v_at(t.x)));

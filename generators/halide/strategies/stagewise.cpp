@@ -82,9 +82,10 @@ class StagewiseMask : public MaskedPhase<StagewiseMask> {
     Input<Buffer<float, 3>> raw{"raw"}; // (j, p, r); may be the output's memory
     Output<Buffer<float, 3>> masked{"masked"};
 
+    void configure() { configure_user(); }
     void generate() {
         const RowTensors t = row_tensors();
-        masked(j, p, r) = masked_score(t, raw(j, p, r), j, p, r);
+        masked(j, p, r) = masked_score(t, raw(j, p, r), j, p, r, p);
 
         promise_mask_layout();
         promise_scores(raw, panel, q);
