@@ -332,6 +332,8 @@ attune_tensors Bed::tensors() const {
         t.cu_seqlens_q = cu_q.data();
         t.cu_seqlens_k = cu_k.data();
     }
+    t.params = params.data();
+    t.num_params = int64_t(params.size());
     return t;
 }
 

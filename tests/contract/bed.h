@@ -151,6 +151,7 @@ class Bed {
     Array q, k, v, o, lse, mask, bias, scores;
     std::vector<int64_t> kv_len, offsets, cu_q, cu_k;
     std::vector<float> slopes, sinks;
+    std::vector<attune_param> params; // of user functions
     bool with_lse = true;
 
     // Asks for the scores output of a stage.

@@ -150,8 +150,8 @@ class Package(unittest.TestCase):
         run(options.cmake, "--build", build, "--target", "example_decoder")
         self.assertIn("largest difference", run(build / "bin/examples/decoder"))
 
-    def kernels(self, build, *more):
-        run(options.cmake, "-S", EXAMPLES / "own_kernels", "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}",
+    def kernels(self, build, *more, example="own_kernels"):
+        run(options.cmake, "-S", EXAMPLES / example, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={options.ninja}",
             f"-DCMAKE_PREFIX_PATH={self.prefix}", f"-DCMAKE_CXX_COMPILER={options.cxx}", "-DCMAKE_BUILD_TYPE=Release",
             f"-DATTUNE_PYTHON={sys.executable}", *more)
 
@@ -183,6 +183,32 @@ class Package(unittest.TestCase):
         catalogue.write_text((EXAMPLES / "own_kernels/kernels.json").read_text().replace('"schema": 1', '"schema": 2'))
         with self.assertRaisesRegex(AssertionError, r"schema is 2:\s+expected 1"):
             self.kernels(build, f"-DCATALOGUE={catalogue}", "-DISAS=sse41")
+
+    def test_user_functions(self):
+        """The functions of docs/kernels.md, word by word, in an engine outside of the tree."""
+        functions = re.findall(r"```cpp\n(#include <attune/mods.h>.*?)```", (HERE.parents[1] / "docs/kernels.md").read_text(), re.S)
+        for name, text in zip(("alibi", "document"), functions, strict=True):
+            (self.root / f"{name}.cpp").write_text(text)
+        build = self.root / "user_function"
+        self.kernels(build, "-DISAS=sse41", f"-DSCORE_MOD={self.root}/alibi.cpp", f"-DMASK_MOD={self.root}/document.cpp", example="user_function")
+        run(options.cmake, "--build", build)
+        out = run(build / "engine")
+        self.assertRegex(out, r"attn_flash_f32_dbig_sse41_alibi_document: largest difference \d")
+        self.assertIn("tensors.params lacks document: expected i32 of rank 2 (user functions alibi,document)", out)
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", build / "engine"))
+        self.assertEqual([n for n in needed if not re.fullmatch(ALLOWED_LIBRARIES, n)], [])
+
+    def test_user_functions_that_do_not_compile(self):
+        """The place in the user's file is said, and nothing of a header's templates."""
+        source = self.root / "wrong.cpp"
+        source.write_text("#include <attune/mods.h>\n\nATTUNE_SCORE_MOD(Buffer<float, 1> slopes) {\n    return score - slopes(h, q);\n}\n")
+        build = self.root / "wrong_function"
+        self.kernels(build, "-DISAS=sse41", f"-DSCORE_MOD={source}", example="user_function")
+        with self.assertRaisesRegex(AssertionError, re.escape(f"{source}:4: error: a Buffer<T, rank> takes as many indices as its rank")) as raised:
+            run(options.cmake, "--build", build)
+        self.assertNotIn("mods.h", str(raised.exception))
+        with self.assertRaisesRegex(AssertionError, r"(?s)SCORE_MOD\s+is\s+.*nowhere.cpp: there\s+is\s+no\s+such\s+file"):
+            self.kernels(build, "-DSCORE_MOD=nowhere.cpp", example="user_function")
 
     @unittest.skipUnless(shutil.which("pkg-config"), "no pkg-config")
     def test_pkg_config(self):

@@ -5,6 +5,7 @@ plug-in into a program of its own.
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -99,6 +100,47 @@ class Export(unittest.TestCase):
         entries[0]["params"]["rwos"] = 6  # the generator knows no such knob
         bad.write_text(json.dumps(entries))
         self.assertIn("rwos", run(ATTUNE, "build", bad, "-o", self.root / "bad", expected=2))
+
+    def test_user_functions(self):
+        out = self.root / "alibi"
+        run(ATTUNE, "build", self.root / "small.json", "-o", out, "--score-mod", SOURCE / "examples/mods/alibi.cpp")
+        self.assertIn("X(attn_flash_f32_dbig_sse41_alibi)", (out / "include/attune/attune_alibi.h").read_text())
+        # The same program, whose problem asks for no user functions, has its own kernel still.
+        self.assertIn("attn_flash_f32_dbig_sse41 2 kernels 24.011", run(self.root / "main", out / "lib/libattune_alibi.so"))
+
+    def test_wrong_user_functions(self):
+        """Each is said with the place in the user's file; nothing is made."""
+        head = "#include <attune/mods.h>\n"
+        for line, option, body, message in (
+            (2, "mask", "ATTUNE_MASK_MOD() { return q - k; }", "the function returns int32: expected a condition (uint1)"),
+            (2, "score", "ATTUNE_SCORE_MOD() { return Expr(); }", "the function returns an Expr without a value"),
+            (2, "score", "ATTUNE_SCORE_MOD(float slope) { return score; }", "a parameter of a user function is a Scalar<T> or a Buffer<T, rank>"),
+            (3, "score", "ATTUNE_SCORE_MOD() {\n    return slope * score;\n}", "slope"),
+            (3, "mask", "ATTUNE_MASK_MOD(Scalar<int32_t> x) { return k < x; }\nATTUNE_BLOCK_MOD(Scalar<float> x) { return {.none = x < 0.0f}; }",
+             "the parameter x has another type in another user function"),
+            (2, "mask", "ATTUNE_MASK_MOD() { return Halide::reinterpret<int64_t>(q) < 1; }", "Error: "),
+        ):
+            with self.subTest(body):
+                source = self.root / "wrong.cpp"
+                source.write_text(head + body + "\n")
+                said = run(ATTUNE, "build", self.root / "small.json", "-o", self.root / "bad", f"--{option}-mod", source, expected=2)
+                self.assertRegex(said, rf"{source}:{line}:.*{re.escape(message)}")
+                self.assertNotIn("mods.h", said)
+        source.write_text(head + "ATTUNE_MASK_MOD() { return (cast<float>(q) & 3.0f) < 1; }\n")  # Halide says it while it makes the kernel
+        self.assertIn(f"with the user functions of {source}", run(ATTUNE, "build", self.root / "small.json", "-o", self.root / "bad", "--mask-mod", source, expected=2))
+        source.write_text(head + "ATTUNE_MASK_MOD() { return k < q; }\n")
+        self.assertIn("has no ATTUNE_SCORE_MOD: expected one, since it is given as SCORE_MOD",
+                      run(ATTUNE, "build", self.root / "small.json", "-o", self.root / "bad", "--score-mod", source, expected=2))
+        for file, message in (("nowhere.cpp", "there is no such file"), (SOURCE / "examples/mods/../../tests/mods/mods_test.cpp", "small letters and digits")):
+            self.assertIn(message, run(ATTUNE, "build", self.root / "small.json", "-o", self.root / "bad", "--mask-mod", file, expected=2))
+        entries = json.loads((self.root / "small.json").read_text())
+        for change, message in (({"strategy": "rowlanes", "name": "attn_rowlanes_f32_dbig_sse41"}, "expected one of flash, rowstrip"),
+                                ({"mods": ["other"], "name": entries[0]["name"] + "_other"}, "mods has 'other': expected one of wrong"),):
+            (self.root / "bad.json").write_text(json.dumps([{**entries[0], **change}]))
+            self.assertIn(message, run(ATTUNE, "build", self.root / "bad.json", "-o", self.root / "bad", "--mask-mod", source, expected=2))
+        (self.root / "bad.json").write_text(json.dumps([{**entries[0], "mods": ["other"], "name": entries[0]["name"] + "_other"}]))
+        self.assertIn("expected a file other.cpp as SCORE_MOD or MASK_MOD", run(ATTUNE, "build", self.root / "bad.json", "-o", self.root / "bad", expected=2))
+        self.assertFalse((self.root / "bad/lib/libattune_bad.so").exists())
 
 
 if __name__ == "__main__":

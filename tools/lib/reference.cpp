@@ -69,7 +69,8 @@ struct Visible {
 
 class Computer {
   public:
-    Computer(const attune_problem &p, const attune_tensors &t) : p_(p), t_(t), shape_(p, t) {
+    Computer(const attune_problem &p, const attune_tensors &t, const ReferenceOptions &options)
+        : p_(p), t_(t), options_(options), shape_(p, t) {
         // 1/sqrt(dk) in double and in f32: the f32 reference gets what any kernel gets.
         scale_ = (p.flags & ATTUNE_SCALE) ? double(p.scale) : 1.0 / std::sqrt(double(p.dk));
         scale_f32_ = (p.flags & ATTUNE_SCALE) ? p.scale : 1.0f / std::sqrt(float(p.dk));
@@ -143,6 +144,11 @@ class Computer {
         for (int64_t j = range.begin; j < range.end; ++j) {
             if ((p_.flags & ATTUNE_MASK) && !static_cast<const uint8_t *>(t_.mask->data)[at(*t_.mask, b, h, i, j)])
                 continue;
+            if (options_.user) {
+                double changed = double(s[j]);
+                if (!options_.user(b, h, i, j, changed)) continue;
+                s[j] = Real(changed);
+            }
             if (p_.flags & ATTUNE_ALIBI) {
                 const wide distance = position > j ? position - j : j - position;
                 s[j] -= Real(t_.alibi_slopes[h]) * Real(distance);
@@ -209,6 +215,7 @@ class Computer {
 
     const attune_problem &p_;
     const attune_tensors &t_;
+    const ReferenceOptions &options_;
     const Shape shape_;
     double scale_;
     float scale_f32_;
@@ -256,7 +263,7 @@ Reference make_reference(const attune_problem &p, const attune_tensors &t, const
     const Shape shape(p, t);
     r.total_rows = shape.rows_in_all();
     if (r.total_rows == 0) return r;
-    Computer computer(p, t);
+    Computer computer(p, t, options);
 
     // The cost of a typical row, from the rows' own visible ranges: a window makes long problems cheap.
     double pairs = 0;

@@ -11,6 +11,7 @@
 #include "attune/attune.h"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct ReferenceOptions {
     // Multiply-adds that may be spent on O64 (Oref costs as much again). All rows are computed if they fit.
     int64_t budget = 64'000'000;
     int64_t least_rows = 32;
+    // User functions: what becomes of a score behind the soft cap; false where they hide the key. Empty: there are
+    // none.
+    std::function<bool(int64_t b, int64_t h, int64_t q, int64_t k, double &score)> user = {};
 };
 
 struct Reference {
