@@ -83,10 +83,12 @@ endmacro()
 # With the object, what an assembler says of the code for the device.
 function(attune_device_object function)
   set(stem "${kernel_dir}/${function}")
+  set(plugins ${ARGN})
+  list(FILTER plugins INCLUDE REGEX "\\.mod\\.so$")
   add_custom_command(
     OUTPUT "${stem}.o" "${stem}.scratch.inc" "${stem}.launches"
     COMMAND ${ATTUNE_HALIDE_GEN} ${ARGN} --object "${stem}.o" --scratch "${stem}.scratch.inc" --launches "${stem}.launches"
-    DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS}
+    DEPENDS ${ATTUNE_HALIDE_GEN_DEPENDS} ${plugins}
     COMMENT "Halide: ${function}"
     VERBATIM)
   set(assembler)

@@ -69,7 +69,7 @@ TRAITS = {"own_threads": "ATTUNE_TRAIT_OWN_THREADS", "quadratic": "ATTUNE_TRAIT_
 ADAPTERS = {"pack_keys": "pack", "attend": "attend", "partial": "attend", "merge": "merge", "score": "score", "mask": "mask",
             "softmax": "softmax", "matmul": "matmul", "whole": "whole"}
 # The strategies whose kernels can have user functions.
-USER_STRATEGIES = ["flash", "rowstrip", "split_kv", "stagewise"]
+USER_STRATEGIES = ["flash", "rowstrip", "split_kv", "stagewise", "gpu_block", "gpu_split_kv", "gpu_stagewise"]
 user_functions = []  # UserFunction of each file, in the order in which they are applied: --score-mod, --mask-mod
 # Adapters of devices (runtime/device/phases.h), by the generator's whole name.
 DEVICE_ADAPTERS = {"gpu_block": "block", "gpu_strict": "strict", "gpu_score": "score", "gpu_mask": "mask", "gpu_softmax": "softmax",
@@ -126,9 +126,9 @@ def add_user_functions(entry, where):
         entry["name"] += "".join(f"_{name}" for name in names)
     if entry["mods"]:
         entry["mods"] = [name for name in names if name in entry["mods"]]  # in the order in which they are applied
-        check(entry["backend"] == "halide" and not is_device(entry) and entry["strategy"] in USER_STRATEGIES,
-              f"{where}: strategy is '{entry['strategy']}' ({entry['backend']}, {entry['device']}): expected one of {', '.join(USER_STRATEGIES)} "
-              "for the CPU, made by Halide, since there are user functions")
+        check(entry["backend"] == "halide" and entry["strategy"] in USER_STRATEGIES,
+              f"{where}: strategy is '{entry['strategy']}' ({entry['backend']}): expected one of {', '.join(USER_STRATEGIES)}, "
+              "made by Halide, since there are user functions")
 
 
 def user_set(entry):
@@ -319,7 +319,7 @@ def target_of(entry, generator):
 
 
 def takes_user_functions(entry, generator):
-    return bool(entry["mods"]) and adapter_of(entry, generator) in ("attend", "mask")
+    return bool(entry["mods"]) and adapter_of(entry, generator) in ("attend", "mask", "block", "partial", "strict")
 
 
 def user_arguments(entry):
@@ -328,7 +328,7 @@ def user_arguments(entry):
 
 def user_objects(entry):
     """{part: (function, [argument, ...])} of what the runtime asks the user functions: which blocks are seen, scores of a row."""
-    if not entry["mods"]:
+    if not entry["mods"] or is_device(entry):
         return {}
     name, target = f"{user_set(entry)}_{entry['isa']}", target_of(entry, "")
     parts = {"blocks": target} if any(f.kind == "mask" for f in user_functions_of(entry)) else {}
@@ -343,7 +343,8 @@ def user_params(kernels):
 
 def user_descriptor(entry, out):
     """Declares what entries with these user functions share; returns its name."""
-    name = f"user_{'_'.join(entry['mods'])}_{entry['isa']}"
+    ns = "gpu" if is_device(entry) else "halide"
+    name = f"user_{'_'.join(entry['mods'])}_" + ("device" if is_device(entry) else entry["isa"])
     if name in out.declared:
         return name
     out.declared.add(name)
@@ -354,9 +355,10 @@ def user_descriptor(entry, out):
     if params not in out.declared:
         out.declared.add(params)
         out.append(f'constexpr attune_mod_param {params}[] = {{\n#include "{user_set(entry)}.params.inc"\n}};')
-    scores = str(any(f.kind == "score" for f in user_functions_of(entry))).lower()
-    blocks = f"{objects['blocks'][0]}_argv" if "blocks" in objects else "nullptr"
-    out.append(f"constexpr halide::UserMeta {name}{{{params}, sizeof {params} / sizeof {params}[0] - 1, {scores}, {blocks}, {objects['row'][0]}_argv}};")
+    values = [params, f"sizeof {params} / sizeof {params}[0] - 1", str(any(f.kind == "score" for f in user_functions_of(entry))).lower()]
+    if not is_device(entry):
+        values += [f"{objects[part][0]}_argv" if part in objects else "nullptr" for part in ("blocks", "row")]
+    out.append(f"constexpr {ns}::UserMeta {name}{{{', '.join(values)}}};")
     return name
 
 
@@ -376,6 +378,9 @@ def functions_of(entry):
                 check(k in entry["params"], f"{entry['_where']}: params.{k} is missing: {generator} takes it")
             args += [f"{k}={entry['params'][k]}" for k in chosen]
             parts = [generator, entry["dtypes"]["kv"], entry["isa"]] + [f"{k}{entry['params'][k]}" for k in chosen]
+            if takes_user_functions(entry, generator):
+                parts += entry["mods"]
+                args += user_arguments(entry)
             function = prefix + "attn_" + "_".join(parts)
         else:
             for key in ("dk", "dv"):
@@ -435,12 +440,13 @@ def descriptor(entry, out):
         check(isinstance(p.get(key), int) and p[key] > 0, f"{where}: params.{key} is {p.get(key)!r}: expected a positive integer")
     ns = "gpu" if entry["backend"] == "halide" and is_device(entry) else entry["backend"]  # of attune::rt
     adapters = [adapter_of(entry, g) for g in entry["phases"].values()]
+    user = f"&{user_descriptor(entry, out)}" if entry["mods"] else "nullptr"
     if ns == "gpu":
         half_as_bits = entry["device"] == "opencl"
-        numbers = f"{dk}, {dv}, {p.get('split_keys', 0)}, {str('score' in adapters).lower()}, {str(half_as_bits).lower()}"
+        numbers = f"{dk}, {dv}, {p.get('split_keys', 0)}, {str('score' in adapters).lower()}, {str(half_as_bits).lower()}, {user}"
     elif ns == "halide":
         keeps, whole = (str("score" in adapters).lower(), str("whole" in adapters).lower())
-        pairs, user = p.get("pairs", "false"), f"&{user_descriptor(entry, out)}" if entry["mods"] else "nullptr"
+        pairs = p.get("pairs", "false")
         numbers = f"{dk}, {dv}, {p['q']}, {p['k']}, {p.get('panel', 0)}, {p.get('split_keys', 0)}, {keeps}, {whole}, {pairs}, {user}"
     else:
         check(isinstance(p.get("panel"), int) and p["panel"] > 0, f"{where}: params.panel is {p.get('panel')!r}: expected a positive integer")

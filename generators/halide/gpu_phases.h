@@ -6,6 +6,7 @@
 // the middle of a buffer; drivers other than CUDA's cannot add to a handle).
 #pragma once
 
+#include "mods.h"
 #include "stages/mask.h"
 #include "stages/merge.h"
 #include "stages/types.h"
@@ -44,6 +45,10 @@ template <typename Self> class GpuPhase : public Generator<Self> {
 
     void configure() {
         for (auto *b : {&query, &key, &value}) b->set_type(storage()), b->set_dimensions(5);
+        if (!user_mods().any()) return;
+        first_batch = this->template add_input<int32_t>("first_batch"); // batch element 0 of a launch is this one
+        zero = this->template add_input<uint32_t>("zero");              // 0
+        user.add_to(*this);
     }
 
   protected:
@@ -115,7 +120,10 @@ template <typename Self> class GpuPhase : public Generator<Self> {
         const bool vulkan = this->get_target().has_feature(Target::Vulkan);
         return ((vulkan ? flags + (b >> 30) : Expr(flags)) & some) != 0;
     }
-    Expr use_extras(const Expr &b) { return uses(kUseMask | kUseBias | kUseSoftcap | kUseAlibi, b); }
+    Expr use_extras(const Expr &b) {
+        if (zero) return Internal::const_true();
+        return uses(kUseMask | kUseBias | kUseSoftcap | kUseAlibi, b);
+    }
     ScoreTerms terms(const Expr &j, const Expr &i, const Expr &h, const Expr &b) {
         const Expr row = clamp(i, 0, rows - 1);
         ScoreTerms t;
@@ -125,6 +133,11 @@ template <typename Self> class GpuPhase : public Generator<Self> {
         t.use_softcap = uses(kUseSoftcap, b), t.softcap = softcap;
         t.use_alibi = uses(kUseAlibi, b), t.slope = head(int(kSlope), h);
         t.distance = cast<float>(abs(i + of_batch(kPosition, b, position) - j));
+        if (zero)
+            t.user = [this, j, row, h, b](const Expr &score) {
+                const UserMods::Place at{b + *first_batch, h, row, j};
+                return user_mods().score(score, at, *zero, user.reader({at.b, at.h, at.q}));
+            };
         return t;
     }
 
@@ -173,6 +186,7 @@ template <typename Self> class GpuPhase : public Generator<Self> {
         // A stride of 0 in their second dimension stands for arrays that are not there.
         batch.dim(0).set_bounds(0, kBatchEntries), batch.dim(1).set_min(0);
         head.dim(0).set_bounds(0, kHeadEntries), head.dim(1).set_min(0);
+        if (zero) user.promise();
     }
     template <typename B> static void any_strides(B &b) {
         for (int x = 0; x < 4; x++) b.dim(x).set_min(0);
@@ -184,6 +198,11 @@ template <typename Self> class GpuPhase : public Generator<Self> {
         for (OutputImageParam o : out.output_buffers()) o.dim(0).set_stride(Expr());
         for (int x = 0; x < 4; x++) out.output_buffers()[0].dim(x).set_min(0);
     }
+
+  private:
+    In<int32_t> *first_batch = nullptr;
+    In<uint32_t> *zero = nullptr; // there are user functions
+    UserInputs user;
 };
 
 } // namespace attune_gen

@@ -130,9 +130,9 @@ typedef struct attune_problem {
 #define ATTUNE_MAX_PARAMS 16
 typedef struct attune_param {
     const char *name;
-    attune_dtype dtype; /* f32, i32, i64 or u8 */
-    int rank;           /* 0: a scalar, which lies at data */
-    const void *data;
+    attune_dtype dtype;          /* f32, i32, i64 or u8 */
+    int rank;                    /* 0: a scalar, which lies at data */
+    const void *data;            /* on the host, for devices too */
     int64_t shape[4], stride[4]; /* the first `rank` of them; strides in elements, the last one is 1 */
 } attune_param;
 

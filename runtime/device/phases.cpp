@@ -1,9 +1,11 @@
 #include "phases.h"
 
 #include "device.h"
+#include "halide/arguments.h"
 #include "staging.h"
 #include "status.h"
 #include "tiles.h"
+#include "validate.h"
 
 #include "HalideRuntime.h"
 
@@ -33,6 +35,10 @@ halide_type_t halide_type(attune_dtype t, bool half_as_bits) {
         return halide_type_t(half_as_bits ? halide_type_uint : halide_type_float, 16);
     case ATTUNE_U8:
         return halide_type_t(halide_type_uint, 8);
+    case ATTUNE_I32:
+        return halide_type_t(halide_type_int, 32);
+    case ATTUNE_I64:
+        return halide_type_t(halide_type_int, 64);
     default:
         return halide_type_t(halide_type_float, 32);
     }
@@ -67,7 +73,7 @@ class Call {
     Call(const KernelMeta &meta, const attune_args &args, bool natural_units)
         : meta_(meta), args_(args), p_(*args.problem), t_(*args.tensors),
           backend_(device::backend(args.problem->device)), layout_(meta, p_) {
-        natural_ = natural_units || in_natural_units(p_);
+        natural_ = natural_units || in_natural_units(p_) || (meta.user && meta.user->scores);
     }
     ~Call() {
         for (device::Handle h : cropped_) backend_.end_crop(h);
@@ -76,8 +82,8 @@ class Call {
     Call &operator=(const Call &) = delete;
 
     // With no key at all, kernels see one that no row sees. Runs fn on batch elements [b, b + n): with per-batch arrays
-    // if their values differ, unless n is 1.
-    template <typename Fn, typename... Own> int run(Fn *fn, int64_t b, int64_t n, Own... own) {
+    // if their values differ, unless n is 1. The last `outputs` of the phase's own buffers are written.
+    template <size_t outputs, typename Fn, typename... Own> int run(Fn *fn, int64_t b, int64_t n, Own... own) {
         if (status_) return status_;
         const Bounds same = bounds(b);
         const bool per_batch = n > 1 && p_.flags & (ATTUNE_KV_LEN | ATTUNE_OFFSETS);
@@ -95,10 +101,36 @@ class Call {
         const int32_t uses = (per_batch ? kUseBatch : 0) | (flag(ATTUNE_MASK) ? kUseMask : 0) |
                              (flag(ATTUNE_BIAS) ? kUseBias : 0) | (flag(ATTUNE_SOFTCAP) ? kUseSoftcap : 0) |
                              (flag(ATTUNE_ALIBI) ? kUseAlibi : 0) | (flag(ATTUNE_SINK) ? kUseSink : 0);
-        return fn(q, k, v, mask, bias, batch, head, same.low, same.high, same.keys, same.position, uses,
-                  flag(ATTUNE_SOFTCAP) ? p_.softcap : 1.0f, int32_t(p_.N), std::max(int32_t(p_.M), 1), int32_t(p_.dk),
-                  int32_t(p_.dv), int32_t(p_.Hq / p_.Hkv), args_.scale * (natural_ ? 1.0f : kLog2e),
-                  natural_ ? kLog2e : 1.0f, natural_ ? 1.0f : kLn2, own...);
+        const auto call = [&](auto... all) {
+            if constexpr (std::is_same_v<Fn, UserFn>)
+                return with_user<outputs>(fn, int32_t(b), all...);
+            else
+                return fn(all...);
+        };
+        return call(q, k, v, mask, bias, batch, head, same.low, same.high, same.keys, same.position, uses,
+                    flag(ATTUNE_SOFTCAP) ? p_.softcap : 1.0f, int32_t(p_.N), std::max(int32_t(p_.M), 1), int32_t(p_.dk),
+                    int32_t(p_.dv), int32_t(p_.Hq / p_.Hkv), args_.scale * (natural_ ? 1.0f : kLog2e),
+                    natural_ ? kLog2e : 1.0f, natural_ ? 1.0f : kLn2, own...);
+    }
+
+    // With the parameters of user functions, whose arrays are dense and on the device (run.cpp).
+    template <size_t outputs, typename... All> int with_user(UserFn *fn, int32_t first_batch, All... all) {
+        const uint32_t zero = 0;
+        std::array<halide_buffer_t *, ATTUNE_MAX_PARAMS> arrays{};
+        for (int64_t i = 0; i < meta_.user->num_params; i++)
+            if (meta_.user->params[i].rank) arrays[size_t(i)] = param(param_of(t_, meta_.user->params[i]));
+        if (status_) return status_;
+        const auto add = [&](halide::Arguments &a) {
+            a.add(first_batch);
+            a.add(zero);
+            for (int64_t i = 0; i < meta_.user->num_params; i++) {
+                if (arrays[size_t(i)])
+                    a.add(arrays[size_t(i)]);
+                else
+                    a.add(*static_cast<const char *>(param_of(t_, meta_.user->params[i]).data));
+            }
+        };
+        return halide::call_with_user<outputs>(fn, add, all...);
     }
 
     // O, or LSE as its bits with a first dimension of stride 0; only written.
@@ -237,6 +269,11 @@ class Call {
     }
     static int64_t first_of(const attune_tensor &t, int64_t b) { return t.shape[0] > 1 ? b * t.stride[0] : 0; }
 
+    halide_buffer_t *param(const attune_param &p) {
+        std::vector<int64_t> extents, strides;
+        for (int d = p.rank - 1; d >= 0; d--) extents.push_back(p.shape[d]), strides.push_back(p.stride[d]);
+        return &view(p.data, 0, extents, strides, halide_type(p.dtype, false)).buffer;
+    }
     // What stands in for a tensor, or an array of the workspace, that is not there: zeros, which are read and not used.
     halide_buffer_t *absent(const std::vector<int64_t> &extents, attune_dtype type) {
         return &view(device::zeros_of(p_.device), 0, extents, {0, 0, 0, 0}, halide_type(type, meta_.half_as_bits), 0)
@@ -262,54 +299,72 @@ size_t shared_bytes(const KernelMeta &meta, const attune_problem &p) {
     return size_t(Layout(meta, p).bytes);
 }
 
+// Phases, for functions without user functions and with some.
+namespace {
+
 // Batch elements that see keys in different ways are launched one by one: see gpu_phases.h.
-int block(const KernelMeta &meta, BlockFn *fn, const attune_args &args) {
+template <typename Fn> int block_by(const KernelMeta &meta, Fn *fn, const attune_args &args) {
     const attune_problem &p = *args.problem;
     const bool differ = p.B > 1 && p.flags & (ATTUNE_KV_LEN | ATTUNE_OFFSETS);
     for (int64_t b = 0; b < p.B; b += differ ? 1 : p.B) {
         const int64_t n = differ ? 1 : p.B;
         Call call(meta, args, false);
-        if (int error = call.run(fn, b, n, call.output(b, n), call.lse(b, n))) return error;
+        if (int error = call.run<2>(fn, b, n, call.output(b, n), call.lse(b, n))) return error;
     }
     return 0;
 }
 
-int strict(const KernelMeta &meta, StrictFn *fn, const attune_args &args) {
+template <typename Fn> int strict_by(const KernelMeta &meta, Fn *fn, const attune_args &args) {
     const int64_t n = args.problem->B;
     Call call(meta, args, true);
-    return call.run(fn, 0, n, call.output(0, n), call.output(0, n), call.lse(0, n));
+    return call.run<2>(fn, 0, n, call.output(0, n), call.output(0, n), call.lse(0, n));
 }
+
+template <typename Fn> int mask_by(const KernelMeta &meta, Fn *fn, const attune_args &args) {
+    Call call(meta, args, false);
+    return call.run<1>(fn, 0, args.problem->B, call.scores(), call.scores());
+}
+
+template <typename Fn> int partial_by(const KernelMeta &meta, Fn *fn, const attune_args &args) {
+    Call call(meta, args, false);
+    return call.run<1>(fn, 0, args.problem->B, call.parts());
+}
+
+} // namespace
+
+#define ATTUNE_BOTH(name, Fn)                                                                                          \
+    int name(const KernelMeta &meta, Fn *fn, const attune_args &args) {                                                \
+        return name##_by(meta, fn, args);                                                                              \
+    }                                                                                                                  \
+    int name(const KernelMeta &meta, UserFn *fn, const attune_args &args) {                                            \
+        return name##_by(meta, fn, args);                                                                              \
+    }
+ATTUNE_BOTH(block, BlockFn)
+ATTUNE_BOTH(strict, StrictFn)
+ATTUNE_BOTH(mask, MaskFn)
+ATTUNE_BOTH(partial, PartialFn)
+#undef ATTUNE_BOTH
 
 int score(const KernelMeta &meta, ScoreFn *fn, const attune_args &args) {
     Call call(meta, args, false);
-    return call.run(fn, 0, args.problem->B, call.scores());
-}
-
-int mask(const KernelMeta &meta, MaskFn *fn, const attune_args &args) {
-    Call call(meta, args, false);
-    return call.run(fn, 0, args.problem->B, call.scores(), call.scores());
+    return call.run<1>(fn, 0, args.problem->B, call.scores());
 }
 
 int softmax(const KernelMeta &meta, SoftmaxFn *fn, const attune_args &args) {
     Call call(meta, args, false);
-    return call.run(fn, 0, args.problem->B, call.scores(), call.scores());
+    return call.run<1>(fn, 0, args.problem->B, call.scores(), call.scores());
 }
 
 int matmul(const KernelMeta &meta, MatmulFn *fn, const attune_args &args) {
     const int64_t n = args.problem->B;
     Call call(meta, args, false);
-    return call.run(fn, 0, n, call.scores(), call.output(0, n), call.lse(0, n));
-}
-
-int partial(const KernelMeta &meta, PartialFn *fn, const attune_args &args) {
-    Call call(meta, args, false);
-    return call.run(fn, 0, args.problem->B, call.parts());
+    return call.run<2>(fn, 0, n, call.scores(), call.output(0, n), call.lse(0, n));
 }
 
 int merge(const KernelMeta &meta, MergeFn *fn, const attune_args &args) {
     const int64_t n = args.problem->B;
     Call call(meta, args, false);
-    return call.run(fn, 0, n, call.parts(), call.output(0, n), call.lse(0, n));
+    return call.run<2>(fn, 0, n, call.parts(), call.output(0, n), call.lse(0, n));
 }
 
 } // namespace attune::rt::gpu

@@ -13,12 +13,21 @@ struct halide_buffer_t;
 
 namespace attune::rt::gpu {
 
+// User functions of a kernel, whose functions then take an array of pointers.
+using UserFn = int(void **);
+struct UserMeta {
+    const attune_mod_param *params;
+    int64_t num_params;
+    bool scores; // some are of scores
+};
+
 // What the adapters need to know of a kernel; the numbers come from the catalogue.
 struct KernelMeta {
-    int64_t dk, dv;     // features that the code is unrolled for; 0: at run time
-    int64_t split_keys; // keys of a part, where the key axis is split
-    bool keeps_scores;  // all N*M of them lie in the workspace
-    bool half_as_bits;  // f16 is handed over as 16-bit integers
+    int64_t dk, dv;       // features that the code is unrolled for; 0: at run time
+    int64_t split_keys;   // keys of a part, where the key axis is split
+    bool keeps_scores;    // all N*M of them lie in the workspace
+    bool half_as_bits;    // f16 is handed over as 16-bit integers
+    const UserMeta *user; // null: it has no user functions
 };
 
 using Buffer = halide_buffer_t *;
@@ -45,6 +54,11 @@ int softmax(const KernelMeta &meta, SoftmaxFn *fn, const attune_args &args);
 int matmul(const KernelMeta &meta, MatmulFn *fn, const attune_args &args);
 int partial(const KernelMeta &meta, PartialFn *fn, const attune_args &args);
 int merge(const KernelMeta &meta, MergeFn *fn, const attune_args &args);
+// The same with user functions.
+int block(const KernelMeta &meta, UserFn *fn, const attune_args &args);
+int strict(const KernelMeta &meta, UserFn *fn, const attune_args &args);
+int mask(const KernelMeta &meta, UserFn *fn, const attune_args &args);
+int partial(const KernelMeta &meta, UserFn *fn, const attune_args &args);
 
 size_t shared_bytes(const KernelMeta &meta, const attune_problem &problem);
 
@@ -63,6 +77,16 @@ ATTUNE_GPU_PHASE(softmax, SoftmaxFn)
 ATTUNE_GPU_PHASE(matmul, MatmulFn)
 ATTUNE_GPU_PHASE(partial, PartialFn)
 ATTUNE_GPU_PHASE(merge, MergeFn)
+#define ATTUNE_GPU_USER_PHASE(name)                                                                                    \
+    template <const KernelMeta &meta, UserFn *fn>                                                                      \
+    int name##_user_phase(const attune_args *args, int64_t, int64_t, void *) {                                         \
+        return name(meta, fn, *args);                                                                                  \
+    }
+ATTUNE_GPU_USER_PHASE(block)
+ATTUNE_GPU_USER_PHASE(strict)
+ATTUNE_GPU_USER_PHASE(mask)
+ATTUNE_GPU_USER_PHASE(partial)
+#undef ATTUNE_GPU_USER_PHASE
 #undef ATTUNE_GPU_PHASE
 
 template <const KernelMeta &meta> size_t kernel_shared_bytes(const attune_problem *p) {

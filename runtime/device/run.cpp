@@ -7,6 +7,7 @@
 
 #include "HalideRuntime.h"
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <limits>
@@ -136,6 +137,12 @@ attune_status run(const attune_kernel &k, const attune_args &args, double *secon
         if (attune_status s = staging.input(*n.tensor)) return s;
         if (attune_status s = check_span(k, n.name, *n.tensor)) return s;
     }
+    std::array<attune_param, ATTUNE_MAX_PARAMS> params;
+    for (int64_t i = 0; i < t.num_params; i++) {
+        params[size_t(i)] = t.params[i];
+        if (attune_status s = staging.input(params[size_t(i)])) return s;
+    }
+    t.params = params.data();
     for (const Named &n : {Named{"tensors.o", &t.o},
                            {"tensors.lse", lse ? &*lse : nullptr},
                            {"tensors.scores", scores ? &*scores : nullptr}}) {

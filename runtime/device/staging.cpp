@@ -13,7 +13,7 @@ namespace attune::rt::device {
 namespace {
 
 size_t width(attune_dtype t) {
-    return t == ATTUNE_F32 ? 4 : t == ATTUNE_U8 ? 1 : t == ATTUNE_I64 ? 8 : 2;
+    return t == ATTUNE_F32 || t == ATTUNE_I32 ? 4 : t == ATTUNE_U8 ? 1 : t == ATTUNE_I64 ? 8 : 2;
 }
 
 struct Piece {
@@ -181,6 +181,19 @@ attune_status Staging::input(attune_tensor &t) {
         if (attune_status s = bytes(dense.get(), n, &ours.data)) return s;
     }
     t = ours;
+    return ATTUNE_OK;
+}
+
+attune_status Staging::input(attune_param &p) {
+    if (!p.rank) return ATTUNE_OK;
+    attune_tensor t{const_cast<void *>(p.data), p.dtype, ATTUNE_CPU, {1, 1, 1, 1}, {}};
+    for (int d = 0; d < p.rank; d++) { // the last dimensions of a tensor
+        t.shape[4 - p.rank + d] = p.shape[d];
+        t.stride[4 - p.rank + d] = p.shape[d] > 1 ? p.stride[d] : 1;
+    }
+    if (attune_status s = input(t)) return s;
+    p.data = t.data;
+    for (int d = 0; d < p.rank; d++) p.stride[d] = t.stride[4 - p.rank + d];
     return ATTUNE_OK;
 }
 

@@ -21,6 +21,8 @@ class Staging {
     // an output. Broadcast dimensions stay broadcast.
     attune_status input(attune_tensor &t);
     attune_status output(attune_tensor &t);
+    // The same for an array of user functions; scalars stay on the host.
+    attune_status input(attune_param &p);
     // An output on the device that kernels cannot address as it lies is done elsewhere, and copied by finish().
     attune_status detour(attune_tensor &t);
     // kAlign bytes of zeros: what kernels read and do not use, where the caller has no such tensor. Made once for each

@@ -179,17 +179,10 @@ class TileMask {
     template <size_t outputs, typename Fn, typename... Rest> int call(Fn fn, void *context, Rest... rest) {
         if constexpr (std::is_same_v<Fn, UserFn>) {
             if (user_error_) return user_error_;
-            constexpr size_t ahead = 18 + sizeof...(Rest) - outputs;
             return call_plain(
                 [&](auto... all) {
-                    Arguments a;
-                    size_t n = 0;
-                    const auto add = [&](auto &x) {
-                        if (n++ == ahead) user_->add_to(a);
-                        a.add(x);
-                    };
-                    (add(all), ...);
-                    return fn(a.data());
+                    return call_with_user<outputs>(
+                        fn, [this](Arguments &a) { user_->add_to(a); }, all...);
                 },
                 context, rest...);
         } else {

@@ -2,6 +2,7 @@
 // numbers of its rows, a list of the panels of keys that some row sees (the others are never read), and the parameters.
 #pragma once
 
+#include "arguments.h"
 #include "buffer.h"
 #include "phases.h"
 
@@ -15,24 +16,6 @@ namespace attune::rt::halide {
 constexpr int64_t kSplitPanel = 32; // keys that kernels without packed panels mask together (split_kv.cpp)
 // The most keys of a block of panels; the list is padded by as many places, of which blocks read whole ones.
 constexpr int64_t kListPadding = 1024;
-
-// Arguments of a generated function, for its entry that takes an array of pointers: buffers, and addresses of scalars.
-class Arguments {
-  public:
-    template <typename T> void add(T &argument) {
-        if constexpr (std::is_convertible_v<T, halide_buffer_t *>)
-            values_[count_++] = static_cast<halide_buffer_t *>(argument);
-        else if constexpr (std::is_base_of_v<halide_buffer_t, T>)
-            values_[count_++] = static_cast<halide_buffer_t *>(&argument);
-        else
-            values_[count_++] = const_cast<std::remove_const_t<T> *>(&argument);
-    }
-    void **data() { return values_.data(); }
-
-  private:
-    std::array<void *, 48 + ATTUNE_MAX_PARAMS> values_;
-    size_t count_ = 0;
-};
 
 // The parameters of a run as Halide's buffers.
 class UserParams {

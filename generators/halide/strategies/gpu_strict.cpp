@@ -113,10 +113,16 @@ class GpuStrict : public GpuPhase<GpuStrict> {
         const Expr minus_infinity = Expr(uint32_t(0xff800000)), infinity = Expr(uint32_t(0x7f800000));
         Expr s = raw * ln_unit;
         s = select(t.use_softcap, capped(s), s);
+        Expr seen = t.visible;
+        if (t.user) {
+            const UserScore u = t.user(s);
+            s = u.score;
+            if (u.visible.defined()) seen = seen && u.visible;
+        }
         s = select(t.use_alibi, s - t.slope * t.distance, s);
         s = select(t.use_bias, s + reinterpret<float>(t.bias_bits), s);
         const Expr bits = reinterpret<uint32_t>(s);
-        const Expr visible = t.visible && (!t.use_mask || t.mask != cast<uint8_t>(0)) &&
+        const Expr visible = seen && (!t.use_mask || t.mask != cast<uint8_t>(0)) &&
                              (!t.use_bias || t.bias_bits != minus_infinity) && bits != minus_infinity;
         return {s, visible, visible && (is_nan(s) || bits == infinity)};
     }
