@@ -436,6 +436,16 @@ bool Bed::position_sees(int64_t b, int64_t h, int64_t i, int64_t j) const {
     return !(p.flags & ATTUNE_BIAS && bias.get(b, h, i, j) == -std::numeric_limits<float>::infinity());
 }
 
+namespace {
+
+// For every legal case there is a fused kernel on the CPU. A device's may refuse: docs/devices.md has their limits.
+void nobody_took(const Case &c) {
+    if (device_under_test() == ATTUNE_CPU)
+        ADD_FAILURE() << to_string(c) << ": no fused kernel of " << isa_under_test() << " took it";
+}
+
+} // namespace
+
 bool run(const attune_kernel &kernel, Bed &bed, const RunOptions &options) {
     const std::string what = fmt::format("{}, {} thread(s), on {}", kernel.name, options.threads, bed.text());
     const Running now(what);
@@ -526,8 +536,7 @@ int expect_right(const Case &c, const Expect &expect) {
             }
         }
     }
-    if (expect.need_fused && !fused)
-        ADD_FAILURE() << to_string(c) << ": no fused kernel of " << isa_under_test() << " took it";
+    if (expect.need_fused && !fused) nobody_took(c);
     return done;
 }
 
@@ -559,7 +568,7 @@ int expect_case(const Case &c, Fit fit, uint64_t seed) {
             fused = fused || is_fused(*k);
         }
     }
-    if (!fused) ADD_FAILURE() << to_string(c) << ": no fused kernel of " << isa_under_test() << " took it";
+    if (!fused) nobody_took(c);
     return done;
 }
 

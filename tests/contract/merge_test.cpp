@@ -117,7 +117,7 @@ TEST_F(Contract_merge, split_and_merged_is_the_whole) {
                             ok = false; // needs more keys than the part has
                             break;
                         }
-                        const Buffer workspace(attune_plan_workspace(plan.get()), Guard::end);
+                        const Workspace workspace(device_under_test(), attune_plan_workspace(plan.get()), Guard::end);
                         ASSERT_EQ(attune_run(plan.get(), &split.t, workspace.data(), workspace.size()), ATTUNE_OK)
                             << attune_last_error();
                         views.push_back(parts.back().view());
