@@ -17,7 +17,8 @@ struct Softmax {
     Var lane;
     RDom panels, fold; // the panels of a row, the lanes of a panel
     // Of bf16 weights: the sum before they were rounded, where it is asked for, and what is folded of the rounded.
-    Func exact_lanes, exact;
+    Func exact_weight, exact_lanes, exact;
+    Var key;
     RDom exact_panels, fold_pairs; // exact_panels: as panels, or none
     bool pairs() const { return exact.defined(); }
 
@@ -53,8 +54,10 @@ inline Softmax softmax(const std::string &name, const Func &score, const std::ve
               Var("lane"),
               panels,
               RDom(0, panel, name + "_fold"),
+              Func(name + "_exact_weight"),
               Func(name + "_exact_lanes"),
               Func(name + "_exact"),
+              dims[0],
               exact_panels,
               RDom(0, panel / 2, name + "_fold_pairs")};
     const std::vector<Var> rest(dims.begin() + 2, dims.end());
@@ -84,7 +87,9 @@ inline Softmax softmax(const std::string &name, const Func &score, const std::ve
         x.lane_sum(lane_dims) = multiply_add(x.lane_sum(lane_dims), x.pair_at(x.lane, join({panels.x})), Expr(kOnes));
         x.sum(rest) += x.lane_sum(join({x.fold_pairs.x}));
         x.exact_lanes(lane_dims) = 0.0f;
-        x.exact_lanes(lane_dims) += weight({x.lane, x.exact_panels.x}, exp2);
+        // Not inlined: the compiler would not see which panels of the scores this takes.
+        x.exact_weight(dims) = weight({dims[0], dims[1]}, exp2);
+        x.exact_lanes(lane_dims) += x.exact_weight(join({x.lane, x.exact_panels.x}));
         x.exact(rest) = 0.0f;
         x.exact(rest) += x.exact_lanes(join({x.fold.x}));
         return x;
@@ -106,6 +111,7 @@ inline void schedule_rows(Softmax &s, const Var &r, int v) {
     if (!s.pairs()) return;
     s.exact_lanes.vectorize(s.lane, v).unroll(s.lane);
     s.exact_lanes.update().reorder(s.lane, s.exact_panels.x, r).vectorize(s.lane, v).unroll(s.lane);
+    s.exact_weight.compute_at(s.exact_lanes, s.exact_panels.x).vectorize(s.key, v).unroll(s.key);
     s.exact.update().atomic().vectorize(s.fold.x);
 }
 

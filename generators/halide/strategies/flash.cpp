@@ -53,10 +53,8 @@ class FlashAttend : public AttendPhase<FlashAttend> {
             RDom strip(0, panels, name + "_panels");
             if (edge) strip.where(strip.x >= first && strip.x < limit);
             RDom exact;
-            if (pairs) { // exact_sum in the condition as well would have all panels of an edge block computed
-                exact = RDom(0, select(exact_sum, panels, 0), name + "_exact");
-                if (edge) exact.where(exact.x >= first && exact.x < limit);
-            }
+            if (pairs) exact = RDom(0, panels, name + "_exact");
+            if (pairs && edge) exact.where(exact.x >= first && exact.x < limit);
             x.softmax = softmax(
                 name, x.masked, {j, p, r, kb}, panel, strip,
                 edge    ? Expr(unit)
@@ -136,7 +134,10 @@ class FlashAttend : public AttendPhase<FlashAttend> {
             };
             const Expr l = pairs ? lanes_of(x.softmax.lane_sum, panel / 2) : Expr(x.softmax.sum(r, block));
             state[chunks + 1] = old[chunks + 1] * m.keep + l * m.add;
-            if (pairs) state[chunks + 2] = old[chunks + 2] * m.keep + lanes_of(x.softmax.exact_lanes, panel) * m.add;
+            // Where nobody asks for it, its stage is skipped.
+            if (pairs)
+                state[chunks + 2] =
+                    old[chunks + 2] * m.keep + select(exact_sum, lanes_of(x.softmax.exact_lanes, panel), 0.0f) * m.add;
             merged(e, r) = Tuple(state);
         };
         merge(whole, whole_dom.x, Expr());
