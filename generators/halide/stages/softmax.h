@@ -87,7 +87,7 @@ inline Softmax softmax(const std::string &name, const Func &score, const std::ve
         x.lane_sum(lane_dims) = multiply_add(x.lane_sum(lane_dims), x.pair_at(x.lane, join({panels.x})), Expr(kOnes));
         x.sum(rest) += x.lane_sum(join({x.fold_pairs.x}));
         x.exact_lanes(lane_dims) = 0.0f;
-        // Not inlined: the compiler would not see which panels of the scores this takes.
+        // Inlined, it hides from the compiler which panels of the scores this takes.
         x.exact_weight(dims) = weight({dims[0], dims[1]}, exp2);
         x.exact_lanes(lane_dims) += x.exact_weight(join({x.lane, x.exact_panels.x}));
         x.exact(rest) = 0.0f;
@@ -111,7 +111,6 @@ inline void schedule_rows(Softmax &s, const Var &r, int v) {
     if (!s.pairs()) return;
     s.exact_lanes.vectorize(s.lane, v).unroll(s.lane);
     s.exact_lanes.update().reorder(s.lane, s.exact_panels.x, r).vectorize(s.lane, v).unroll(s.lane);
-    s.exact_weight.compute_at(s.exact_lanes, s.exact_panels.x).vectorize(s.key, v).unroll(s.key);
     s.exact.update().atomic().vectorize(s.fold.x);
 }
 

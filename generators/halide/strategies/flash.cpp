@@ -228,6 +228,7 @@ class FlashAttend : public AttendPhase<FlashAttend> {
         for (Func f : {s.max, s.sum}) in_block(f).bound(r, 0, q);
         if (pairs) in_block(s.exact_lanes).bound(s.lane, 0, panel).bound(r, 0, q), in_block(s.exact).bound(r, 0, q);
         schedule_rows(s, r, v);
+        if (pairs) s.exact_weight.compute_at(s.exact_lanes, s.exact_panels.x).vectorize(s.key, v).unroll(s.key);
 
         in_block(x.tile).bound(r, 0, q);
         if (dv) x.tile.bound(c, 0, dv);
