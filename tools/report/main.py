@@ -34,19 +34,22 @@ def write(path, text):
 
 def main():
     parser = argparse.ArgumentParser(prog="attune report", description=__doc__)
-    parser.add_argument("result", metavar="RESULT.json", help="what bench, compare or tune wrote with --json")
+    parser.add_argument("results", metavar="RESULT.json", nargs="+", help="what bench, compare or tune wrote with --json; several with --markdown")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: RESULT.html), or the Markdown file (default: "
                         "standard output). A Markdown file that has the marks of docs/performance.md keeps what is around them")
     parser.add_argument("--markdown", action="store_true", help="tables of Markdown in place of a page")
     arguments = parser.parse_args()
     try:
-        results = Results(arguments.result)
+        files = [Results(path) for path in arguments.results]
         if not arguments.markdown:
+            if len(files) > 1:
+                raise ResultError(f"{files[1].path}: is a second result; expected one for a page, several with --markdown")
+            results = files[0]
             output = arguments.output or str(results.path.with_suffix(".html"))
             write(output, page(results))
             print(output)
             return 0
-        table = markdown.render(results)
+        table = markdown.render(files)
         if not arguments.output:
             print(table, end="")
             return 0

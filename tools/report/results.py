@@ -98,6 +98,10 @@ class Group:
         return row.kernel if self.compares_kernels else "attune"
 
     @property
+    def dtype(self):
+        return self.case.partition(":")[0]
+
+    @property
     def short_case(self):
         return self.case.removeprefix("f32:")
 
@@ -137,6 +141,11 @@ class Results:
     @property
     def thread_counts(self):
         return sorted({g.threads for g in self.groups})
+
+    @property
+    def dtypes(self):
+        """In the file's order."""
+        return list(dict.fromkeys(g.dtype for g in self.groups))
 
     @property
     def impls(self):

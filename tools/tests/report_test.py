@@ -135,6 +135,21 @@ class Report(unittest.TestCase):
         self.assertIn("0.80× at least", text)
         self.assertIn("- ORT GroupQueryAttention, 4 cases: it <cannot> & will not", text)
 
+    def test_markdown_of_several(self):
+        other = results()
+        for r in other["rows"]:
+            r["case"] = r["case"].replace("f32:", "bf16:")
+        other["machine"]["peak_gflops_bf16"] = 471.0
+        path = self.folder / "bf16.json"
+        path.write_text(json.dumps(other))
+        text = self.report(results(), str(path), "--markdown")
+        headings = [line for line in text.splitlines() if line.startswith("###")]
+        self.assertEqual(headings, ["### f32, 1 thread", "### f32, 2 threads", "### bf16, 1 thread", "### bf16, 2 threads"])
+        self.assertEqual(text.count("| `b1:h8:n512:d64` | 80.0 |"), 2)
+        self.assertIn("bf16 peak 471 GFLOP/s", text)
+        self.assertIn("f32 peak 236 GFLOP/s", text)
+        self.assertIn("a second result; expected one for a page", self.report(results(), str(path), status=2))
+
     def test_markdown_into_a_document(self):
         document = self.folder / "page.md"
         document.write_text("before\n<!-- attune report: begin -->\nold\n<!-- attune report: end -->\nafter\n")
