@@ -4,7 +4,8 @@
 //
 // The input is a directory made by prepare.py (token ids of a text, and where the model is). The text is encoded twice:
 // as one padded batch, where kv_len hides the padding, and sentence by sentence without any. --check compares both with
-// embeddings computed in float64 and with each other; --dump-qkv writes what attention gets to see in every layer.
+// embeddings computed in float64 and with each other; --dump-qkv writes what attention gets to see in every layer, and
+// --dump-weights the attention weights.
 #include "attune/attune.hpp"
 #include "runtime/safetensors.h"
 
@@ -360,18 +361,24 @@ bool check_embeddings(const Input &input, const std::string &path, const std::ve
     return right;
 }
 
-// Q, K and V of every layer for the first sentences, [B, H, N, d], as attention sees them. The projections are inside
-// MultiHeadAttention, so they are computed here once more from the layer's input.
-void dump_qkv(Encoder &encoder, const SafetensorsFile &model, const Input &input, const std::string &path) {
-    const int64_t B = std::min<int64_t>(kDumpedSentences, int64_t(input.lengths.size()));
-    const std::vector<int64_t> lengths(input.lengths.begin(), input.lengths.begin() + B);
-    const int64_t N = *std::max_element(lengths.begin(), lengths.end());
+// The first sentences, and Q, K and V of every layer for them, [B, H, N, d], as attention sees them: "layer0.q" and so
+// on. The projections are inside MultiHeadAttention, so they are computed here once more from the layer's input.
+struct Heads {
+    int64_t B = 0, N = 0;
+    std::vector<int64_t> lengths;
+    std::map<std::string, std::vector<float>> values;
+};
+
+Heads heads_of_first_sentences(Encoder &encoder, const SafetensorsFile &model, const Input &input) {
+    Heads result;
+    const int64_t B = result.B = std::min<int64_t>(kDumpedSentences, int64_t(input.lengths.size()));
+    result.lengths.assign(input.lengths.begin(), input.lengths.begin() + B);
+    const int64_t N = result.N = *std::max_element(result.lengths.begin(), result.lengths.end());
     std::vector<int64_t> ids;
     for (int64_t b = 0; b < B; b++)
         ids.insert(ids.end(), input.ids.begin() + b * input.N, input.ids.begin() + b * input.N + N);
 
-    std::map<std::string, std::vector<float>> storage;
-    encoder.encode(ids.data(), lengths, N, [&](int64_t layer, const std::vector<float> &x) {
+    encoder.encode(ids.data(), result.lengths, N, [&](int64_t layer, const std::vector<float> &x) {
         for (const auto &[letter, part] : {std::pair("q", "query"), std::pair("k", "key"), std::pair("v", "value")}) {
             const Linear project(model, layer_name(layer) + ".attention.self." + part, kHidden, kHidden);
             std::vector<float> rows(x.size()), heads(x.size());
@@ -381,31 +388,65 @@ void dump_qkv(Encoder &encoder, const SafetensorsFile &model, const Input &input
                     for (int64_t i = 0; i < N; i++)
                         std::copy_n(&rows[size_t((b * N + i) * kHidden + h * kHeadFeatures)], kHeadFeatures,
                                     &heads[size_t(((b * kHeads + h) * N + i) * kHeadFeatures)]);
-            storage["layer" + std::to_string(layer) + "." + letter] = std::move(heads);
+            result.values["layer" + std::to_string(layer) + "." + letter] = std::move(heads);
         }
     });
+    return result;
+}
 
+// Arrays [B, H, N, features], and the lengths of the sentences.
+void write_heads(const std::string &path, const char *what, const Heads &heads, int64_t features) {
     std::map<std::string, SafetensorsFile::Tensor> tensors;
     auto bytes = [](const auto &vector) { return std::as_bytes(std::span(vector)); };
-    for (const auto &[name, data] : storage)
-        tensors[name] = {"F32", {B, kHeads, N, kHeadFeatures}, bytes(data).data(), bytes(data).size()};
-    tensors["lengths"] = {"I64", {B}, bytes(lengths).data(), bytes(lengths).size()};
+    for (const auto &[name, data] : heads.values)
+        tensors[name] = {"F32", {heads.B, kHeads, heads.N, features}, bytes(data).data(), bytes(data).size()};
+    tensors["lengths"] = {"I64", {heads.B}, bytes(heads.lengths).data(), bytes(heads.lengths).size()};
     std::string error;
     if (!attune::rt::write_safetensors(path, tensors, error)) throw std::runtime_error(error);
-    std::printf("Q, K and V of %lld layers, [%lld, %lld, %lld, %lld], written to %s\n", static_cast<long long>(kLayers),
-                static_cast<long long>(B), static_cast<long long>(kHeads), static_cast<long long>(N),
-                static_cast<long long>(kHeadFeatures), path.c_str());
+    std::printf("%s of %lld layers, [%lld, %lld, %lld, %lld], written to %s\n", what, static_cast<long long>(kLayers),
+                static_cast<long long>(heads.B), static_cast<long long>(kHeads), static_cast<long long>(heads.N),
+                static_cast<long long>(features), path.c_str());
+}
+
+// The attention weights of every layer, [B, H, N, N]: what the scores output of attention holds, asked for its last
+// stage.
+Heads attention_weights(const Heads &qkv) {
+    const int64_t B = qkv.B, N = qkv.N;
+    const attune::Plan plan = attune::plan(
+        {.B = B, .Hq = kHeads, .N = N, .dk = kHeadFeatures, .kv_len = true, .scores = attune::Scores::probabilities});
+    attune::Workspace workspace;
+    Heads result{B, N, qkv.lengths, {}};
+    std::vector<float> o(size_t(B * kHeads * N * kHeadFeatures));
+    for (int64_t layer = 0; layer < kLayers; layer++) {
+        const std::string name = "layer" + std::to_string(layer);
+        std::vector<float> weights(size_t(B * kHeads * N * N));
+        auto view = [&](const char *letter) {
+            return attune::bhsd(qkv.values.at(name + letter), B, kHeads, N, kHeadFeatures);
+        };
+        attune::run(plan,
+                    {.q = view(".q"),
+                     .k = view(".k"),
+                     .v = view(".v"),
+                     .o = attune::bhsd(o, B, kHeads, N, kHeadFeatures),
+                     .extras = {.scores = attune::bhsd(weights, B, kHeads, N, N), .kv_len = qkv.lengths}},
+                    workspace);
+        result.values[name + ".weights"] = std::move(weights);
+    }
+    return result;
 }
 
 } // namespace
 
 int main(int argc, char **argv) {
     CLI::App app("Sentence embeddings by all-MiniLM-L6-v2 on attune's multi-head attention");
-    std::string directory, reference, dump;
+    std::string directory, reference, dump, weights;
     app.add_option("DIRECTORY", directory, "made by prepare.py: tokens.safetensors and paths.json")->required();
     app.add_option("--check", reference, "compare with the float64 embeddings in this .safetensors file");
     app.add_option("--dump-qkv", dump,
                    "write Q, K and V of all layers for the first sentences to this .safetensors file");
+    app.add_option("--dump-weights", weights,
+                   "write the attention weights of all layers for the first sentences to this .safetensors file "
+                   "(attune report --weights draws them)");
     CLI11_PARSE(app, argc, argv);
     try {
         const Input input = read_input(directory);
@@ -418,8 +459,12 @@ int main(int argc, char **argv) {
             if (id < 0 || id >= encoder.vocabulary())
                 throw std::runtime_error("a token id is " + std::to_string(id) + ": expected 0 to " +
                                          std::to_string(encoder.vocabulary() - 1));
-        if (!dump.empty()) dump_qkv(encoder, model, input, dump);
-        if (!dump.empty() && reference.empty()) return EXIT_SUCCESS;
+        if (!dump.empty() || !weights.empty()) {
+            const Heads qkv = heads_of_first_sentences(encoder, model, input);
+            if (!dump.empty()) write_heads(dump, "Q, K and V", qkv, kHeadFeatures);
+            if (!weights.empty()) write_heads(weights, "Attention weights", attention_weights(qkv), qkv.N);
+            if (reference.empty()) return EXIT_SUCCESS;
+        }
 
         const std::vector<float> padded = encoder.encode(input.ids.data(), input.lengths, input.N);
         std::vector<float> unpadded;

@@ -10,14 +10,15 @@ import markdown  # noqa: E402
 from results import ResultError, Results  # noqa: E402
 
 
-def page(results):
+def page(results, weights, sentence):
     import jinja2
-    from sections import build
+    from sections import build, heads
 
+    sections = build(results) + ([heads(weights, sentence)] if weights else [])
     loader = jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__)))
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
                                      lstrip_blocks=True)
-    return environment.get_template("page.html").render(results=results, sections=build(results))
+    return environment.get_template("page.html").render(results=results, sections=sections)
 
 
 def write(path, text):
@@ -38,6 +39,9 @@ def main():
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: RESULT.html), or the Markdown file (default: "
                         "standard output). A Markdown file that has the marks of docs/performance.md keeps what is around them")
     parser.add_argument("--markdown", action="store_true", help="tables of Markdown in place of a page")
+    parser.add_argument("--weights", metavar="FILE", help="attention weights for the page, a heat map a head: what the sentence encoder of examples/ "
+                        "writes with --dump-weights")
+    parser.add_argument("--sentence", type=int, default=0, metavar="I", help="which of the sentences in --weights (default: 0)")
     arguments = parser.parse_args()
     try:
         files = [Results(path) for path in arguments.results]
@@ -46,7 +50,7 @@ def main():
                 raise ResultError(f"{files[1].path}: is a second result; expected one for a page, several with --markdown")
             results = files[0]
             output = arguments.output or str(results.path.with_suffix(".html"))
-            write(output, page(results))
+            write(output, page(results, arguments.weights, arguments.sentence))
             print(output)
             return 0
         table = markdown.render(files)

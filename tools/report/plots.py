@@ -9,9 +9,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 from results import title  # noqa: E402
 
-ATTUNE = "#c2410c"
-PEERS = ["#475569", "#0e7490", "#4d7c0f", "#7e22ce", "#a16207", "#be185d", "#64748b", "#1d4ed8"]
-INK = "#444444"
+ATTUNE = "#ea580c"
+PEERS = ["#64748b", "#0891b2", "#65a30d", "#a855f7", "#ca8a04", "#db2777", "#94a3b8", "#3b82f6"]  # seen on white and on black
+INK = "#444444"  # stands for the page's colour of text, light or dark
 
 matplotlib.rcParams.update({
     "svg.fonttype": "none",  # text stays text: smaller, and can be searched
@@ -37,6 +37,7 @@ def to_svg(figure):
     # Identifiers are unique within a page only if each picture has its own.
     to_svg.count += 1
     text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>f{to_svg.count}-", text)
+    text = text.replace(INK, "currentColor")
     return re.sub(r'<svg ', '<svg role="img" ', text, count=1)
 
 
@@ -51,45 +52,42 @@ def share_limit(rows):
     return max([100.0] + [r.share * 1.05 for r in rows])
 
 
-def bars_of_case(groups, palette):
-    """Bars of each contestant, a panel for each number of threads, on an axis of the share of the machine's peak."""
-    rows = [r for g in groups for r in g.rows]
-    most = max(len(g.rows) for g in groups)
-    figure, panels = plt.subplots(1, len(groups), figsize=(4.6 * len(groups), 0.24 * most + 0.9), squeeze=False,
-                                  layout="constrained")
-    for axes, group in zip(panels[0], groups):
-        for i, row in enumerate(group.rows):
-            axes.barh(i, row.share, color=palette.get(row.impl, INK), height=0.72, alpha=1 if row.ok else 0.3,
-                      hatch=None if row.ok else "///")
-            axes.text(row.share + 1, i, f"{row.rate:.4g}" + ("" if row.ok else " wrong"), va="center", fontsize=8)
-        axes.set_yticks(range(len(group.rows)), [group.label(r) for r in group.rows], fontsize=8)
-        axes.invert_yaxis()
-        axes.set_xlim(0, share_limit(rows) * 1.12)
-        axes.axvline(100, color=INK, linewidth=0.6, linestyle=":")
-        what = "of the read loop" if group.rows and group.rows[0].reads_memory else "of the FMA peak"
-        unit = group.rows[0].unit if group.rows else ""
-        axes.set_xlabel(f"% {what}, {group.threads} thread{'s' * (group.threads != 1)}; figures: {unit}")
+def bars_of_case(group, palette):
+    """Bars of each contestant, on an axis of the share of the machine's peak."""
+    rows = group.rows
+    figure, axes = plt.subplots(figsize=(4.8, 0.24 * len(rows) + 0.9), layout="constrained")
+    for i, row in enumerate(rows):
+        axes.barh(i, row.share, color=palette.get(row.impl, INK), height=0.72, alpha=1 if row.ok else 0.3,
+                  hatch=None if row.ok else "///")
+        axes.text(row.share + 1, i, f"{row.rate:.4g}" + ("" if row.ok else " wrong"), va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [group.label(r) for r in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, share_limit(rows) * 1.12)
+    axes.axvline(100, color=INK, linewidth=0.6, linestyle=":")
+    what = "of the read loop" if rows[0].reads_memory else "of the FMA peak"
+    axes.set_xlabel(f"% {what}, {group.threads} thread{'s' * (group.threads != 1)}; figures: {rows[0].unit}", fontsize=8)
     return to_svg(figure)
 
 
 def overview(groups):
     """attune as bars, the best peer as a line across each, over all cases of one number of threads."""
     groups = [g for g in groups if g.attune]
-    figure, axes = plt.subplots(figsize=(9.5, 0.26 * len(groups) + 1), layout="constrained")
+    figure, axes = plt.subplots(figsize=(5.8, 0.24 * len(groups) + 1), layout="constrained")
     for i, group in enumerate(groups):
         axes.barh(i, group.attune.share, color=ATTUNE, height=0.7, label="attune" if i == 0 else None)
         if group.best_peer:
             share = group.best_peer.share
-            axes.plot([share, share], [i - 0.42, i + 0.42], color="black", linewidth=2, label="best peer" if i == 0 else None)
+            axes.plot([share, share], [i - 0.42, i + 0.42], color=INK, linewidth=2, label="best peer" if i == 0 else None)
         text = f"{group.attune.share:.0f} %" + (f"   {group.lead:.2f}×" if group.lead else "")
-        axes.text(max(group.attune.share, group.best_peer.share if group.best_peer else 0) + 1, i, text, va="center", fontsize=8)
+        axes.text(max(group.attune.share, group.best_peer.share if group.best_peer else 0) + 2, i, text, va="center", fontsize=8)
     axes.set_yticks(range(len(groups)), [g.short_case + (" (of reading)" if g.attune.reads_memory else "") for g in groups],
                     fontsize=8)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
-    axes.set_xlim(0, share_limit([g.attune for g in groups]) * 1.15)
+    axes.set_xlim(0, share_limit([g.attune for g in groups]) * 1.25)
     axes.axvline(100, color=INK, linewidth=0.6, linestyle=":")
     axes.set_xlabel("share of the machine's peak, %")
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=2, fontsize=8, frameon=False)
     return to_svg(figure)
 
 

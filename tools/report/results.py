@@ -18,10 +18,19 @@ TITLES = {
 LIBRARIES = {"torch": "PyTorch", "ort": "ONNX Runtime", "openvino": "OpenVINO", "openblas": "OpenBLAS"}
 AGAIN = "attune_again"  # attune against itself: the measurement's error
 REQUIRED = {"case", "impl", "kernel", "threads", "ok"}
+NUMBERS = ("median_s", "min_s", "p90_s", "gflops", "gbps")
 
 
 class ResultError(Exception):
     """The file is not what was expected; the text names it."""
+
+
+def require(fields, keys, where):
+    """`fields` is an object that has `keys`."""
+    if not isinstance(fields, dict):
+        raise ResultError(f"{where} is {type(fields).__name__}; expected an object, as bench, compare and tune write with --json")
+    if missing := set(keys) - set(fields):
+        raise ResultError(f"{where} lacks {', '.join(sorted(missing))}; expected what bench, compare or tune write with --json")
 
 
 class Row:
@@ -120,15 +129,19 @@ class Results:
         except ValueError as error:
             raise ResultError(f"{path}: is no JSON ({error})") from error
         if not isinstance(file, dict) or not isinstance(file.get("rows"), list) or not isinstance(file.get("machine"), dict):
-            raise ResultError(f"{path}: has no machine and rows; expected what bench or compare write with --json")
+            raise ResultError(f"{path}: has no machine and rows; expected what bench, compare or tune write with --json")
         self.file = file
         self.machine = file["machine"]
+        require(self.machine, {"cpu", "cores", "isa"}, f"{path}: machine")
         self.date = file.get("date", "")
         self.version = file.get("version", "")
         rows = []
         for index, fields in enumerate(file["rows"]):
-            if missing := REQUIRED - set(fields):
-                raise ResultError(f"{path}: row {index} lacks {', '.join(sorted(missing))}")
+            require(fields, REQUIRED, f"{path}: row {index}")
+            if fields.get("median_s") is not None:
+                for key in NUMBERS:
+                    if not isinstance(value := fields.get(key), (int, float)) or not value >= 0 or (key == "median_s" and not value > 0):
+                        raise ResultError(f"{path}: row {index}: {key} is {value!r}; expected a number from 0, for a row that was measured")
             rows.append(Row(fields))
         by_case = collections.defaultdict(list)
         for row in rows:

@@ -3,18 +3,21 @@ import collections
 import math
 
 import plots
-from results import ResultError
+from results import require
 
-COLOURS = {"linked": plots.INK, "stored": "#0e7490", "sampled": "#475569", "neighbour": plots.ATTUNE}
+COLOURS = {"linked": plots.INK, "stored": plots.PEERS[2], "sampled": plots.PEERS[1], "neighbour": plots.ATTUNE}
+TRIAL = {"name", "strategy", "knobs", "status", "why", "origin", "short_gain", "gain", "at"}
 
 
 class Search:
     def __init__(self, fields, where):
-        for key in ("case", "threads", "default", "trials"):
-            if key not in fields:
-                raise ResultError(f"{where}: a tuned case lacks {key}; expected what tune writes with --json")
+        require(fields, {"case", "threads", "default", "trials"}, f"{where}: a tuned case")
         self.case, self.threads, self.default, self.trials = fields["case"], fields["threads"], fields["default"], fields["trials"]
-        self.done = fields.get("done", {})
+        for trial in self.trials:
+            require(trial, TRIAL, f"{where}: a trial of {self.case}")
+        self.done = fields.get("done") or {}
+        if self.done:
+            require(self.done, {"kernel", "gain", "seconds"}, f"{where}: the end of {self.case}")
         self.peak, self.flops = fields.get("peak_gflops"), fields.get("flops")
 
     @property
@@ -38,6 +41,25 @@ class Search:
     def knobs(self, trial):
         words = trial["knobs"].split()
         return dict(w.split("=", 1) for w in words) if words and all("=" in w for w in words) else {}
+
+
+def shares(search):
+    """The share of the peak of each candidate that ran the whole problem, best first, a colour a strategy."""
+    shown = [(search.share(t), t["strategy"] or "other") for t in search.timed]
+    if not shown or shown[0][0] is None:
+        return ""
+    figure, axes = plots.plt.subplots(figsize=(5.6, 3), layout="constrained")
+    for i, strategy in enumerate(dict.fromkeys(s for _, s in shown)):
+        points = [(rank, share) for rank, (share, s) in enumerate(shown, 1) if s == strategy]
+        axes.plot(*zip(*points), "o", color=plots.PEERS[i % len(plots.PEERS)], markersize=4.5, label=strategy)
+    default = search.share({"gain": 1.0})
+    axes.axhline(default, color=plots.INK, linewidth=0.7, linestyle=":", label="default")
+    axes.set_ylim(0, max(100, shown[0][0] * 1.05))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("candidates, best first")
+    axes.set_ylabel("% of the peak")
+    axes.legend(fontsize=7, frameon=False)
+    return plots.to_svg(figure)
 
 
 def searches(results):
@@ -78,8 +100,12 @@ def sensitivity(search, strategy):
     if len(trials) < 6:
         return ""
     names = list(trials[0][0])
-    figure, panels = plots.plt.subplots(1, len(names), figsize=(1.6 * len(names) + 0.6, 2.3), squeeze=False, sharey=True, layout="constrained")
-    for axes, name in zip(panels[0], names):
+    columns = min(4, len(names))  # as wide as a phone can show
+    rows = -(-len(names) // columns)
+    figure, panels = plots.plt.subplots(rows, columns, figsize=(1.5 * columns + 0.6, 2 * rows), squeeze=False, sharey=True, layout="constrained")
+    for axes in panels.flat[len(names):]:
+        axes.set_axis_off()
+    for axes, name in zip(panels.flat, names):
         order = sorted({k.get(name, "") for k, _ in trials}, key=lambda v: (len(v), v))
         for i, value in enumerate(order):
             gains = [gain for k, gain in trials if k.get(name, "") == value]

@@ -2,6 +2,7 @@
 import html.parser
 import json
 import pathlib
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,8 @@ def row(case, impl, threads=1, median=None, **more):
               "p90_s": median, "gflops": None, "gbps": None, "pct_peak": None, "max_err": None, "err_bound": None}
     if median:
         fields |= {"gflops": 1 / median, "gbps": 0.1 / median, "pct_peak": 1 / median, "max_err": 1e-7, "err_bound": 1e-5}
+    if median and impl == "attune":
+        fields["workspace_bytes"] = 65536
     return fields | more
 
 
@@ -83,7 +86,10 @@ class Report(unittest.TestCase):
         self.assertEqual([a for a in outline.addresses if not a.startswith("#")], [])  # self-contained
         self.assertEqual(len(outline.ids), len(set(outline.ids)))
         self.assertEqual(outline.count["h3"], 5)  # a case each
-        self.assertEqual(outline.count["svg"], 2 + 2 + 5)  # overviews, head sweeps, cases
+        self.assertEqual(outline.count["svg"], 2 + 2 + 9 + 2)  # overviews, head sweeps, cases with their threads, roofline, memory
+        for heading in ("All cases, 1 thread", "Roofline", "Memory", "The same width, more heads", "Table", "Case by case"):
+            self.assertEqual(text.count(f"<h2>{heading}</h2>"), 1, heading)
+        self.assertIn("read loop 40.0 GB/s", text)
         self.assertIn("A &lt;CPU&gt;", text)
         self.assertIn("it &lt;cannot&gt; &amp; will not", text)
         self.assertIn("PyTorch 2.15.0", text)
@@ -105,7 +111,7 @@ class Report(unittest.TestCase):
         self.report(content)
         text = (self.folder / "result.html").read_text()
         outline = Outline(text)
-        self.assertEqual(outline.count["svg"], 2)  # bars, phases
+        self.assertEqual(outline.count["svg"], 4)  # bars, phases, roofline, memory
         for expected in ("attn_rowstrip", "split_kv: needs n 1", "pack"):
             self.assertIn(expected, text)
 
@@ -122,11 +128,58 @@ class Report(unittest.TestCase):
         self.report(results() | {"rows": [], "tuned": [tuned, interrupted], "searchers": [race]})
         text = (self.folder / "result.html").read_text()
         outline = Outline(text)
-        self.assertEqual(outline.count["svg"], 5)  # two curves, two sensitivities, a race
+        self.assertEqual(outline.count["svg"], 6)  # two curves, the share of one, two sensitivities, a race
         for expected in ("1.200 × the default (attn_flash_q0)", "the &lt;compiler&gt; crashed: signal 6", "O[0] is nan", "the search was interrupted",
                          "60.0 %", "9 right, 1 not built, 1 wrong, 1 slow"):  # 1e9 / (0.02 / 1.2) of 100 GFLOP/s
             self.assertIn(expected, text)
         self.assertIn("a tuned case lacks trials", self.report(results() | {"tuned": [{"case": "", "threads": 1, "default": ""}]}, status=2))
+
+    def test_lengths(self):
+        rows = []
+        for n in (128, 256, 512):
+            for kernel, power in (("flash", 2), ("stagewise", 2)):
+                rows.append(row(f"f32:b1:h8:n{n}:d64", "attune", 1, 1e-6 * n**power, strategy=kernel, workspace_bytes=65536))
+        rows += [row(f"f32:b1:h8:n{n}:d64:causal", "attune", 1, 1e-4) for n in (128, 256)]  # two are no series
+        self.report(results() | {"rows": rows})
+        text = (self.folder / "result.html").read_text()
+        self.assertEqual(text.count("<h2>Over n</h2>"), 1)
+        for expected in ("f32:b1:h8:n:d64, 1 thread: time", "f32:b1:h8:n:d64, 1 thread: memory", ">stagewise<", "scores in f32, n²"):
+            self.assertIn(expected, text)
+        self.assertNotIn("n:d64:causal", text)
+
+    def weights(self, change=0.0, lengths=(3, 4), name="layer0.weights"):
+        p = [[[[1 / n if j < n else 0.0 for j in range(4)] for _ in range(4)] for _ in range(5)] for n in lengths]
+        p[0][0][0][0] += change
+        flat = [x for b in p for h in b for i in h for x in i]
+        data = struct.pack(f"<{len(flat)}f", *flat) + struct.pack(f"<{len(lengths)}q", *lengths)
+        header = json.dumps({name: {"dtype": "F32", "shape": [len(lengths), 5, 4, 4], "data_offsets": [0, 4 * len(flat)]},
+                             "lengths": {"dtype": "I64", "shape": [len(lengths)], "data_offsets": [4 * len(flat), len(data)]}}).encode()
+        path = self.folder / "weights.safetensors"
+        path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+        return "--weights", str(path)
+
+    def test_weights(self):
+        self.report(results() | {"rows": []}, *self.weights())
+        text = (self.folder / "result.html").read_text()
+        outline = Outline(text)
+        self.assertIn("<h2>Attention weights</h2>", text)
+        self.assertIn("layer 0, 3 tokens", text)
+        self.assertEqual(outline.count["image"], 5)  # a head each
+        self.assertEqual([a[:22] for a in outline.addresses if not a.startswith("#")], ["data:image/png;base64,"] * 5)
+        self.report(results() | {"rows": []}, *self.weights(), "--sentence", "1")
+        self.assertIn("layer 0, 4 tokens", (self.folder / "result.html").read_text())
+
+    def test_files_that_are_no_weights(self):
+        def said(arguments, *more):
+            return self.report(results() | {"rows": []}, *arguments, *more, status=2)
+        self.assertIn("adds up to 1.25", said(self.weights(change=0.25)))
+        self.assertIn("--sentence 2", said(self.weights(), "--sentence", "2"))
+        self.assertIn("has no layer0.weights", said(self.weights(name="layer0.q")))
+        self.assertIn("of shape [2, 5, 4, 4]", said(self.weights(lengths=(9, 4))))
+        path = self.folder / "weights.safetensors"
+        path.write_bytes(path.read_bytes()[:40])
+        self.assertIn("is no .safetensors file", said(("--weights", str(path))))
+        self.assertIn("No such file", said(("--weights", str(self.folder / "none"))))
 
     def test_markdown(self):
         text = self.report(results(), "--markdown")
@@ -168,6 +221,14 @@ class Report(unittest.TestCase):
         broken = results()
         del broken["rows"][3]["kernel"]
         self.assertIn("row 3 lacks kernel", self.report(broken, status=2))
+        for value in ("fast", None, -1.0):
+            broken = results()
+            broken["rows"][0]["gflops"] = value
+            self.assertIn(f"row 0: gflops is {value!r}", self.report(broken, status=2))
+        self.assertIn("row 0 is int", self.report(results() | {"rows": [7]}, status=2))
+        self.assertIn("machine lacks cores, isa", self.report(results() | {"machine": {"cpu": ""}}, status=2))
+        tuned = {"case": "f32:h2:n64:d24", "threads": 1, "default": "", "trials": [{"name": "attn_flash"}]}
+        self.assertIn("a trial of f32:h2:n64:d24 lacks at,", self.report(results() | {"tuned": [tuned]}, status=2))
 
 
 unittest.main()
