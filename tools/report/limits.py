@@ -37,6 +37,8 @@ def roofline(groups, read_gbps):
     axes.plot(at, [g.attune.gflops for g in groups], "o", color=plots.ATTUNE, markersize=4, label="attune")
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.set_ylim(min(roof / 30, axes.get_ylim()[0]), roof * 1.5)  # a decade at least, whose labels are short
+    axes.yaxis.set_minor_formatter("")
     axes.set_xlabel("useful operations for each byte of Q, K, V, O")
     axes.set_ylabel("GFLOP/s")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=3, fontsize=8, frameon=False)
@@ -85,8 +87,7 @@ def memory(groups):
     axes.set_xscale("log", base=2)
     byte_axis(axes.xaxis)
     axes.set_yticks(at, [g.short_case for g in groups], fontsize=8)
-    axes.margins(y=0.02)
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.4, -0.6)
     axes.grid(axis="x", linewidth=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=3, fontsize=8, frameon=False)
     return plots.to_svg(figure)

@@ -78,7 +78,7 @@ def searches(results):
 
 
 def races(results):
-    pictures = [{"caption": f"{c['case']}, {c['threads']} thread{'s' * (c['threads'] != 1)}", "svg": tuned.race(c)} for c in results.file.get("searchers", [])]
+    pictures = [{"caption": f"{c['case']}, {c['threads']} thread{'s' * (c['threads'] != 1)}", "svg": tuned.race(c)} for c in tuned.races(results)]
     return [Section("Searches side by side", "pictures", {"pictures": pictures})] if pictures else []
 
 

@@ -124,6 +124,17 @@ def gain(search):
     return search.timed[0]["gain"] if search.timed else math.nan
 
 
+def races(results):
+    found = results.file.get("searchers", [])
+    for comparison in found:
+        require(comparison, {"case", "threads", "searchers"}, f"{results.path}: a comparison of searches")
+        for searcher in comparison["searchers"]:
+            require(searcher, {"name", "budget", "trials"}, f"{results.path}: a search of {comparison['case']}")
+            for trial in searcher["trials"]:
+                require(trial, {"status", "gain", "at"}, f"{results.path}: a trial of {searcher['name']}")
+    return found
+
+
 def race(comparison):
     """The best so far of several searches under one budget."""
     figure, axes = plots.plt.subplots(figsize=(5.6, 3), layout="constrained")
@@ -136,5 +147,5 @@ def race(comparison):
                 line.append(best)
         times.append(searcher["budget"])
         line.append(best)
-        axes.step(times, line, where="post", color=plots.ATTUNE if searcher["name"] == "attune" else plots.PEERS[index], label=searcher["name"])
+        axes.step(times, line, where="post", color=plots.ATTUNE if searcher["name"] == "attune" else plots.PEERS[index % len(plots.PEERS)], label=searcher["name"])
     return over_time(figure, axes, "default's time / best time")

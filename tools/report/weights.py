@@ -22,11 +22,11 @@ def read(path):
     try:
         (size,) = struct.unpack_from("<Q", data)
         header = json.loads(data[8:8 + size])
-        tensors = {}
+        tensors, arrays = {}, memoryview(data)[8 + size:]  # no copies: eight sentences are 135 MB
         for name, t in header.items():
             if name != "__metadata__":
                 begin, end = t["data_offsets"]
-                tensors[name] = np.frombuffer(data[8 + size:][begin:end], {"F32": "<f4", "I64": "<i8"}[t["dtype"]]).reshape(t["shape"])
+                tensors[name] = np.frombuffer(arrays[begin:end], {"F32": "<f4", "I64": "<i8"}[t["dtype"]]).reshape(t["shape"])
         return tensors
     except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ResultError(f"--weights {path}: is no .safetensors file of F32 and I64 ({error}); {EXPECTED}") from error

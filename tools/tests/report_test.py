@@ -41,7 +41,7 @@ def results():
 class Outline(html.parser.HTMLParser):
     """Every tag that is opened is closed, in order; collects addresses."""
 
-    VOID = {"meta", "br", "link", "img", "input"}
+    VOID = {"meta", "br", "wbr", "link", "img", "input"}
 
     def __init__(self, text):
         super().__init__()
@@ -228,6 +228,8 @@ class Report(unittest.TestCase):
         self.assertIn("row 0 is int", self.report(results() | {"rows": [7]}, status=2))
         self.assertIn("machine lacks cores, isa", self.report(results() | {"machine": {"cpu": ""}}, status=2))
         tuned = {"case": "f32:h2:n64:d24", "threads": 1, "default": "", "trials": [{"name": "attn_flash"}]}
+        race = {"case": "f32:h2:n64:d24", "threads": 1, "searchers": [{"name": "random", "budget": 8.0}]}
+        self.assertIn("a search of f32:h2:n64:d24 lacks trials", self.report(results() | {"searchers": [race]}, status=2))
         self.assertIn("a trial of f32:h2:n64:d24 lacks at,", self.report(results() | {"tuned": [tuned]}, status=2))
 
 
